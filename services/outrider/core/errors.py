@@ -1,0 +1,76 @@
+"""Errors that cross a boundary. `rpc.errors` maps each class to one gRPC status, in one table."""
+
+__all__ = [
+    "CompatibilityError",
+    "ConfigError",
+    "DeadlineExceeded",
+    "EngineUnavailable",
+    "InvalidRequest",
+    "ModelNotFound",
+    "OutriderError",
+    "Overloaded",
+    "ProtocolError",
+    "RequestAborted",
+    "Unsupported",
+]
+
+
+class OutriderError(Exception):
+    """Base of every error that Outrider raises on purpose."""
+
+
+class InvalidRequest(OutriderError):
+    """A request field is out of range. The client has to change the request."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class Unsupported(InvalidRequest):
+    """A field of the contract that this deployment cannot honour, so it refuses it by name."""
+
+
+class ModelNotFound(OutriderError):
+    """The request names a model that is not served here."""
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(f"model: {model!r} is not served here; this deployment serves {served!r}")
+        self.model = model
+
+
+class Overloaded(OutriderError):
+    """Admission is full. Retry after `retry_after_s` seconds."""
+
+    def __init__(self, problem: str, *, retry_after_s: float) -> None:
+        super().__init__(problem)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(OutriderError):
+    """The request's own time limit passed before it finished."""
+
+
+class RequestAborted(OutriderError):
+    """The client aborted or left; nobody reads the rest."""
+
+
+class EngineUnavailable(OutriderError):
+    """The engine that ran the request is gone. Retryable: resume with the tokens received so far."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"engine unavailable: {cause}")
+        self.cause = cause
+
+
+class ConfigError(OutriderError):
+    """A setting, or the product of several settings, cannot work."""
+
+
+class CompatibilityError(OutriderError):
+    """Draft and target (or a model and this engine) do not fit together."""
+
+
+class ProtocolError(OutriderError):
+    """The peer sent a message that the protocol does not allow."""

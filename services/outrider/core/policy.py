@@ -1,0 +1,52 @@
+"""Policy of the speculation gate: owned by the router, applied by the target, changed live."""
+
+from dataclasses import dataclass
+
+from outrider.core.errors import ConfigError
+from outrider.core.speculation import SpeculationMode, SpeculationPreference, SpeculationReason
+
+__all__ = ["GateSettings", "RoundPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings:
+    """When to speculate and how far. Takes effect within one engine step."""
+
+    preference: SpeculationPreference = SpeculationPreference.AUTO
+    """OFF: never; ON: whenever possible, past the policy rules below; AUTO: by those rules."""
+    max_num_draft_tokens: int = 5
+    """Most draft tokens per round, K."""
+    batch_size_threshold: int | None = 32
+    """Speculation is off while more sequences than this are running; None: no threshold."""
+    batch_size_hysteresis: int = 2
+    """Back on when at most threshold - hysteresis are running."""
+    min_acceptance_rate: float = 0.4
+    """Off for a sequence whose recent acceptance is below this; probe rounds lead back."""
+    max_temperature: float | None = None
+    """Off for requests above this temperature; None: no limit."""
+    probe_interval_rounds: int = 32
+    """While low acceptance keeps a sequence off, every so many rounds one round speculates."""
+
+    def __post_init__(self) -> None:
+        if self.max_num_draft_tokens < 0:
+            raise ConfigError(f"max_num_draft_tokens: {self.max_num_draft_tokens} is below 0")
+        if self.batch_size_threshold is not None and self.batch_size_threshold < 0:
+            raise ConfigError(f"batch_size_threshold: {self.batch_size_threshold} is below 0")
+        if self.batch_size_hysteresis < 0:
+            raise ConfigError(f"batch_size_hysteresis: {self.batch_size_hysteresis} is below 0")
+        if not 0.0 <= self.min_acceptance_rate <= 1.0:
+            raise ConfigError(f"min_acceptance_rate: {self.min_acceptance_rate} is outside [0, 1]")
+        if self.max_temperature is not None and self.max_temperature < 0:
+            raise ConfigError(f"max_temperature: {self.max_temperature} is below 0")
+        if self.probe_interval_rounds < 1:
+            raise ConfigError(f"probe_interval_rounds: {self.probe_interval_rounds} is below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """What the gate decided for the next round of one sequence."""
+
+    mode: SpeculationMode
+    num_draft_tokens: int
+    reason: SpeculationReason
+    branch_budget: int = 0
