@@ -1,0 +1,73 @@
+"""Drawing by Gumbel argmax: a token is the first maximum of log-weight plus noise.
+
+The same draw serves the target, the draft under the coupled rule, and the recovered token; only
+the counter differs. Greedy rows add no noise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.decoding.keys import Counter
+from outrider.decoding.noise import gumbel_at, gumbel_rows, seed_rows
+
+__all__ = ["DrawRow", "first_argmax", "perturbed"]
+
+
+_TILE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawRow:
+    """How one row is perturbed."""
+
+    counter: Counter | None
+    """Names the noise; None adds none (greedy)."""
+    truncated: bool
+    """True when the law keeps few tokens, so that noise is made for those alone. Changes no value."""
+
+
+def perturbed(log_weights: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+    """Log-weights plus Gumbel noise: [rows, vocab]. `log_weights` themselves if no row has noise.
+
+    A row's values depend on its own log-weights and counter alone.
+    """
+    dense = [i for i, row in enumerate(rows) if row.counter is not None and not row.truncated]
+    sparse = [i for i, row in enumerate(rows) if row.counter is not None and row.truncated]
+    if not dense and not sparse:
+        return log_weights
+    seeds = seed_rows([row.counter for row in rows if row.counter is not None], device=log_weights.device)
+    noisy = [i for i, row in enumerate(rows) if row.counter is not None]
+    if len(dense) == len(rows):
+        return log_weights + gumbel_rows(seeds, log_weights.shape[1])
+    scores = log_weights.clone()
+    place = {row: index for index, row in enumerate(noisy)}
+    if dense:
+        scores[dense] += gumbel_rows(seeds[[place[i] for i in dense]], log_weights.shape[1])
+    if sparse:
+        kept_row, kept_id = (log_weights[sparse] > -torch.inf).nonzero().unbind(1)
+        noise = gumbel_at(seeds[[place[i] for i in sparse]][kept_row], kept_id)
+        target_row = torch.tensor(sparse, device=scores.device)[kept_row]
+        scores[target_row, kept_id] += noise.to(scores.dtype)
+    return scores
+
+
+def first_argmax(scores: Tensor) -> Tensor:
+    """The lowest index of each row's maximum: scores [rows, vocab] give [rows].
+
+    Looks for the first tile with the maximum, then inside it, which saves most of argmax's time.
+    """
+    vocab = scores.shape[1]
+    num_tiles = vocab // _TILE
+    if num_tiles < 2:
+        return scores.argmax(1)
+    tiles = scores[:, : num_tiles * _TILE].view(-1, num_tiles, _TILE)  # [rows, tiles, 64]
+    best, tile = tiles.amax(2).max(1)  # [rows], the first tile among equals
+    inside = tiles.gather(1, tile.view(-1, 1, 1).expand(-1, 1, _TILE)).squeeze(1).argmax(1)
+    index = tile * _TILE + inside
+    if num_tiles * _TILE < vocab:
+        rest, place = scores[:, num_tiles * _TILE :].max(1)
+        index = torch.where(rest > best, num_tiles * _TILE + place, index)
+    return index

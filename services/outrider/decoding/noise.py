@@ -1,0 +1,94 @@
+"""Gumbel noise over tensors, from the counter-based integer hash of `outrider.decoding.keys`.
+
+A word w of 32 bits becomes u = (w + 1/2) * 2**-32 and g = -log(-log1p(-u)). Small u, where the
+large values of g come from, keep their full precision in float32; u is held below 1, so g stays
+within [-2.9, 22.9] and never reaches infinity (the textbook form does, at some positions).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.decoding.keys import Counter, Purpose
+
+__all__ = ["gumbel", "gumbel_at", "gumbel_rows", "seed_rows", "words_to_gumbel"]
+
+_SIGN_32 = 1 << 31
+_RANGE_32 = 1 << 32
+_BELOW_ONE = 1.0 - 2.0**-24
+
+
+def gumbel(key: int, position: int, purpose: Purpose, token_ids: Tensor | int) -> Tensor:
+    """Standard Gumbel noise of one position, float32, of the same shape as `token_ids`.
+
+    An integer n stands for the ids 0 … n - 1. Any subset of ids gets the same values as the whole.
+    """
+    ids = torch.arange(token_ids) if isinstance(token_ids, int) else token_ids
+    seeds = seed_rows([Counter(key=key, position=position, purpose=purpose)], device=ids.device)
+    return words_to_gumbel(_hash(_premix(ids.reshape(1, -1)), seeds)).reshape(ids.shape)
+
+
+def seed_rows(counters: Sequence[Counter], *, device: torch.device) -> Tensor:
+    """The streams of several positions as int32 halves, low and high: [rows, 2]."""
+    seeds = [counter.seed for counter in counters]
+    halves = [(_signed(seed % _RANGE_32), _signed(seed >> 32)) for seed in seeds]
+    return torch.tensor(halves, dtype=torch.int32).reshape(-1, 2).to(device)
+
+
+def gumbel_rows(seeds: Tensor, num_tokens: int) -> Tensor:
+    """Noise for token ids 0 … num_tokens - 1 of every row of `seeds` [rows, 2]: [rows, num_tokens]."""
+    ids = torch.arange(num_tokens, dtype=torch.int32, device=seeds.device)
+    return words_to_gumbel(_hash(_premix(ids), seeds))
+
+
+def gumbel_at(seeds: Tensor, token_ids: Tensor) -> Tensor:
+    """Noise for single tokens: seeds [tokens, 2] and token_ids [tokens] give [tokens]."""
+    return words_to_gumbel(_hash(_premix(token_ids).unsqueeze(1), seeds)).squeeze(1)
+
+
+def words_to_gumbel(words: Tensor) -> Tensor:
+    """Random 32-bit words (int32 bit patterns, any shape) to finite float32 Gumbel noise."""
+    # [..., tokens]
+    minus_u = words.view(torch.uint32).to(torch.float32).add_(0.5).mul_(-(2.0**-32))
+    exponential = minus_u.clamp_(min=-_BELOW_ONE).log1p_().neg_()
+    return exponential.log_().neg_()
+
+
+def _premix(token_ids: Tensor) -> Tensor:
+    """The part of the hash that does not depend on the row, on a fresh int32 tensor of the same shape."""
+    words = token_ids.to(torch.int32, copy=True)
+    scratch = torch.empty_like(words)
+    _xor_shift(words, 16, scratch)
+    words.mul_(_signed(0x21F0AAAD))
+    _xor_shift(words, 15, scratch)
+    words.mul_(_signed(0x735A2D97))
+    return _xor_shift(words, 15, scratch)
+
+
+def _hash(premixed: Tensor, seeds: Tensor) -> Tensor:
+    """Random words [rows, tokens] from premixed ids ([tokens] or [rows, tokens]) and seeds [rows, 2].
+
+    int32 products wrap around modulo 2**32, which is what the definition in `keys.hash_word` asks.
+    """
+    words = premixed ^ seeds[:, :1]
+    scratch = torch.empty_like(words)
+    words.mul_(_signed(0x7FEB352D))
+    _xor_shift(words, 15, scratch)
+    words.bitwise_xor_(seeds[:, 1:])
+    words.mul_(_signed(0x31848BAB))
+    _xor_shift(words, 14, scratch)
+    words.mul_(_signed(0x2C1B3C6D))
+    return _xor_shift(words, 16, scratch)
+
+
+def _xor_shift(words: Tensor, bits: int, scratch: Tensor) -> Tensor:
+    """words ^= words >> bits, in place; the mask undoes the sign extension of int32's shift."""
+    torch.bitwise_right_shift(words, bits, out=scratch)
+    scratch.bitwise_and_((1 << (32 - bits)) - 1)
+    return words.bitwise_xor_(scratch)
+
+
+def _signed(word: int) -> int:
+    """The int32 value that has the bits of `word`."""
+    return word - _RANGE_32 if word >= _SIGN_32 else word

@@ -1,0 +1,127 @@
+"""The draft's draw for one step, under the same transforms and noise as the target's.
+
+Coupled rule: the draft takes the argmax of its own law plus the *target's* noise, so that equal
+logits give equal tokens. Rejection rule: it samples, with noise of its own, from the truncated law
+that it then transmits, so that q is exact.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.proposal import SparseLaw
+from outrider.core.sampling import SamplingParams
+from outrider.core.speculation import VerificationRule
+from outrider.decoding.draw import DrawRow, first_argmax, perturbed
+from outrider.decoding.keys import Counter, Purpose
+from outrider.decoding.laws import LawBlock, target_law
+from outrider.decoding.noise import gumbel_at, seed_rows
+from outrider.decoding.rejection import point_mass
+
+__all__ = ["ProposeRow", "ProposedToken", "propose"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposeRow:
+    """One sequence (or branch) that needs its next draft token."""
+
+    sampling: SamplingParams
+    prefix: Sequence[int]
+    """Committed text plus the tokens drafted so far. Read during `propose`, never kept."""
+    prompt_len: int
+    noise_key: int
+    rule: VerificationRule
+    q_top_k: int
+    """Rejection rule: how many (token id, probability) pairs of q are transmitted at most."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prompt_len <= len(self.prefix):
+            raise ValueError(f"prompt_len {self.prompt_len} of {len(self.prefix)} tokens")
+        if self.rule is VerificationRule.REJECTION and self.q_top_k < 1:
+            raise ValueError(f"q_top_k {self.q_top_k} is below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedToken:
+    """A draft token and how sure the draft is of it."""
+
+    token_id: int
+    law: SparseLaw | None
+    """Rejection rule: q, exactly as drawn from; every probability is a float32. Coupled: None."""
+    margin: float
+    """Perturbed log-weight of the token minus the runner-up's; infinite if it had no rival. Whether a
+    token is verified must not depend on it under the rejection rule."""
+
+
+@torch.no_grad()
+def propose(logits: Tensor, rows: Sequence[ProposeRow], num_valid_ids: int | None = None) -> list[ProposedToken]:
+    """Draw one draft token for each row of `logits` [rows, vocab], for position len(prefix).
+
+    Raises ValueError when logits and rows do not match.
+    """
+    if not rows:
+        return []
+    blocks = [LawBlock(sampling=row.sampling, prefix=row.prefix, prompt_len=row.prompt_len) for row in rows]
+    law = target_law(logits, blocks, num_valid_ids)
+    sampled = [i for i, row in enumerate(rows) if row.rule is VerificationRule.REJECTION and not row.sampling.greedy]
+    shared = [i for i in range(len(rows)) if i not in set(sampled)]
+    proposed: dict[int, ProposedToken] = {}
+    if shared:
+        chosen = [rows[i] for i in shared]
+        proposed.update(zip(shared, _with_target_noise(law if not sampled else law[shared], chosen), strict=True))
+    if sampled:
+        chosen = [rows[i] for i in sampled]
+        proposed.update(zip(sampled, _from_transmitted_law(law[sampled], chosen), strict=True))
+    return [proposed[i] for i in range(len(rows))]
+
+
+def _with_target_noise(law: Tensor, rows: Sequence[ProposeRow]) -> list[ProposedToken]:
+    """Coupled and greedy rows: the first maximum of log-weight plus the target's noise."""
+    draws = [
+        DrawRow(
+            counter=None if row.sampling.greedy else _counter(row, Purpose.TARGET), truncated=row.sampling.truncates
+        )
+        for row in rows
+    ]
+    scores = perturbed(law, draws)
+    token_ids = first_argmax(scores).unsqueeze(1)
+    best = scores.gather(1, token_ids)
+    rivals = scores.scatter(1, token_ids, -torch.inf).amax(1, keepdim=True)
+    packed = torch.cat([token_ids.double(), (best - rivals).double()], dim=1).tolist()
+    return [
+        ProposedToken(
+            token_id=int(token_id),
+            law=point_mass(int(token_id)) if row.rule is VerificationRule.REJECTION else None,
+            margin=margin,
+        )
+        for row, (token_id, margin) in zip(rows, packed, strict=True)
+    ]
+
+
+def _from_transmitted_law(law: Tensor, rows: Sequence[ProposeRow]) -> list[ProposedToken]:
+    """Sampled rows of the rejection rule: draw from the renormalised top-k that is transmitted."""
+    width = min(max(row.q_top_k for row in rows), law.shape[1])
+    weights, ids = law.topk(width, dim=1)  # [rows, width]
+    limits = torch.tensor([row.q_top_k for row in rows], device=law.device).unsqueeze(1)
+    weights = weights.masked_fill(torch.arange(width, device=law.device) >= limits, -torch.inf)
+    probs = weights.float().softmax(1)  # float32: what goes over the wire is what is drawn from
+    seeds = seed_rows([_counter(row, Purpose.DRAFT) for row in rows], device=law.device)
+    noise = gumbel_at(seeds.repeat_interleave(width, 0), ids.flatten()).view(ids.shape)
+    scores = probs.log() + noise
+    top = scores.topk(min(2, width), dim=1).values.double()
+    margins = (top[:, 0] - top[:, 1]).tolist() if width > 1 else [float("inf")] * len(rows)
+    places = scores.argmax(1)
+    packed = torch.stack([ids.double(), probs.double()]).tolist()
+    proposed = []
+    for row_ids, row_probs, place, margin in zip(packed[0], packed[1], places.tolist(), margins, strict=True):
+        kept = [(int(i), prob) for i, prob in zip(row_ids, row_probs, strict=True) if prob > 0]
+        q = SparseLaw(token_ids=tuple(i for i, _ in kept), probs=tuple(prob for _, prob in kept))
+        proposed.append(ProposedToken(token_id=int(row_ids[place]), law=q, margin=margin))
+    return proposed
+
+
+def _counter(row: ProposeRow, purpose: Purpose) -> Counter:
+    """The noise of the position that the row draws."""
+    return Counter(key=row.noise_key, position=len(row.prefix), purpose=purpose)
