@@ -4,6 +4,8 @@ __all__ = [
     "CompatibilityError",
     "ConfigError",
     "DeadlineExceeded",
+    "DuplicateRequest",
+    "DuplicateRequest",
     "EngineUnavailable",
     "InvalidRequest",
     "ModelNotFound",
@@ -38,6 +40,22 @@ class ModelNotFound(OutriderError):
     def __init__(self, model: str, served: str) -> None:
         super().__init__(f"model: {model!r} is not served here; this deployment serves {served!r}")
         self.model = model
+
+
+class DuplicateRequest(OutriderError):
+    """A request with this id is already running under the same API key."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request_id: {request_id!r} is already running")
+        self.request_id = request_id
+
+
+class DuplicateRequest(OutriderError):
+    """A request with this id is running already, under the same caller."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request_id: {request_id!r} is running already")
+        self.request_id = request_id
 
 
 class Overloaded(OutriderError):

@@ -185,6 +185,8 @@ class SubmitSequence(_message.Message):
     TRAFFIC_CLASS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NO_TIMEOUT_FIELD_NUMBER: _builtins.int
     stream_key: _builtins.int
     """Unique on the stream, chosen by the router."""
     request_id: _builtins.str
@@ -196,7 +198,7 @@ class SubmitSequence(_message.Message):
     min_tokens: _builtins.int
     """Hold off the ends below this."""
     ignore_eos: _builtins.bool
-    """Go on past end-of-text."""
+    """Go on past end-of-text; eos_token_ids is then empty."""
     skip_special_tokens: _builtins.bool
     """Whether special tokens are part of the text that stop strings are looked for in."""
     noise_key: _builtins.int
@@ -211,6 +213,8 @@ class SubmitSequence(_message.Message):
     """Remaining milliseconds; a duration, since clocks differ. 0 is already over."""
     traceparent: _builtins.str
     """W3C trace context."""
+    no_timeout: _builtins.bool
+    """The sequence has no time limit; timeout_ms is not read."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -235,6 +239,10 @@ class SubmitSequence(_message.Message):
     def speculation(self) -> _generation_pb2.SpeculationOptions:
         """Wishes about speculation."""
 
+    @_builtins.property
+    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """End-of-text ids of the model."""
+
     def __init__(
         self,
         *,
@@ -257,10 +265,12 @@ class SubmitSequence(_message.Message):
         traffic_class: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        no_timeout: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "sampling", b"sampling", "speculation", b"speculation", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "choice_index", b"choice_index", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "noise_key", b"noise_key", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "stream_key", b"stream_key", "timeout_ms", b"timeout_ms", "top_logprobs", b"top_logprobs", "traceparent", b"traceparent", "traffic_class", b"traffic_class"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "choice_index", b"choice_index", "eos_token_ids", b"eos_token_ids", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "no_timeout", b"no_timeout", "noise_key", b"noise_key", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "stream_key", b"stream_key", "timeout_ms", b"timeout_ms", "top_logprobs", b"top_logprobs", "traceparent", b"traceparent", "traffic_class", b"traffic_class"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015

@@ -1028,6 +1028,9 @@ class SpeculationReport(_message.Message):
     STALE_FIELD_NUMBER: _builtins.int
     HIT_RATE_FIELD_NUMBER: _builtins.int
     ESTIMATED_SPEEDUP_FIELD_NUMBER: _builtins.int
+    CACHED_HITS_FIELD_NUMBER: _builtins.int
+    CACHED_LOOKUPS_FIELD_NUMBER: _builtins.int
+    FORWARD_ROWS_FIELD_NUMBER: _builtins.int
     mode: Global___SpeculationMode.ValueType
     """Mode of the last round."""
     reason: Global___SpeculationReason.ValueType
@@ -1051,9 +1054,15 @@ class SpeculationReport(_message.Message):
     stale: _builtins.int
     """Blocks dropped because the text had moved elsewhere."""
     hit_rate: _builtins.float
-    """Share of outcome-table look-ups that hit (cached mode)."""
+    """cached_hits / cached_lookups; unset without look-ups."""
     estimated_speedup: _builtins.float
     """Estimated speed relative to plain decoding on the same engine; unset without an estimate."""
+    cached_hits: _builtins.int
+    """Outcome-table look-ups that hit (cached mode)."""
+    cached_lookups: _builtins.int
+    """Outcome-table look-ups (cached mode)."""
+    forward_rows: _builtins.int
+    """Rows of the decode and verify steps (1 + k each)."""
     @_builtins.property
     def accepted_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Rounds in which draft position m was accepted."""
@@ -1080,10 +1089,13 @@ class SpeculationReport(_message.Message):
         stale: _builtins.int = ...,
         hit_rate: _builtins.float | None = ...,
         estimated_speedup: _builtins.float | None = ...,
+        cached_hits: _builtins.int = ...,
+        cached_lookups: _builtins.int = ...,
+        forward_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_estimated_speedup", b"_estimated_speedup", "_hit_rate", b"_hit_rate", "estimated_speedup", b"estimated_speedup", "hit_rate", b"hit_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_speedup", b"_estimated_speedup", "_hit_rate", b"_hit_rate", "accepted", b"accepted", "accepted_per_position", b"accepted_per_position", "committed", b"committed", "cut", b"cut", "drafted", b"drafted", "estimated_speedup", b"estimated_speedup", "hit_rate", b"hit_rate", "late", b"late", "mode", b"mode", "reason", b"reason", "rounds", b"rounds", "speculative_rounds", b"speculative_rounds", "stale", b"stale", "verified", b"verified", "verified_per_position", b"verified_per_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_speedup", b"_estimated_speedup", "_hit_rate", b"_hit_rate", "accepted", b"accepted", "accepted_per_position", b"accepted_per_position", "cached_hits", b"cached_hits", "cached_lookups", b"cached_lookups", "committed", b"committed", "cut", b"cut", "drafted", b"drafted", "estimated_speedup", b"estimated_speedup", "forward_rows", b"forward_rows", "hit_rate", b"hit_rate", "late", b"late", "mode", b"mode", "reason", b"reason", "rounds", b"rounds", "speculative_rounds", b"speculative_rounds", "stale", b"stale", "verified", b"verified", "verified_per_position", b"verified_per_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__estimated_speedup: _TypeAlias = _typing.Literal["estimated_speedup"]  # noqa: Y015
     _WhichOneofArgType__estimated_speedup: _TypeAlias = _typing.Literal["_estimated_speedup", b"_estimated_speedup"]  # noqa: Y015

@@ -581,22 +581,26 @@ class RoundPlan(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     BRANCH_BUDGET_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     mode: _generation_pb2.SpeculationMode.ValueType
     """Off: no drafting."""
     num_draft_tokens: _builtins.int
     """Draft tokens wanted, K."""
     branch_budget: _builtins.int
     """Branches for cached mode."""
+    reason: _generation_pb2.SpeculationReason.ValueType
+    """Why; for the draft's logs and metrics."""
     def __init__(
         self,
         *,
         mode: _generation_pb2.SpeculationMode.ValueType = ...,
         num_draft_tokens: _builtins.int = ...,
         branch_budget: _builtins.int = ...,
+        reason: _generation_pb2.SpeculationReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch_budget", b"branch_budget", "mode", b"mode", "num_draft_tokens", b"num_draft_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch_budget", b"branch_budget", "mode", b"mode", "num_draft_tokens", b"num_draft_tokens", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
