@@ -5,7 +5,6 @@ __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "DuplicateRequest",
-    "DuplicateRequest",
     "EngineUnavailable",
     "InvalidRequest",
     "ModelNotFound",
@@ -47,14 +46,6 @@ class DuplicateRequest(OutriderError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"request_id: {request_id!r} is already running")
-        self.request_id = request_id
-
-
-class DuplicateRequest(OutriderError):
-    """A request with this id is running already, under the same caller."""
-
-    def __init__(self, request_id: str) -> None:
-        super().__init__(f"request_id: {request_id!r} is running already")
         self.request_id = request_id
 
 
