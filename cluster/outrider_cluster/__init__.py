@@ -1,0 +1,1 @@
+"""The deployment of `outrider` on Ray: settings, placement, actors, and the command `outrider`."""

@@ -1,0 +1,147 @@
+"""One deployment's settings: read from YAML, checked as a whole. Reads the environment, and nobody else does."""
+
+import os
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from pydantic import Field, ValidationError, model_validator
+
+from outrider.core.errors import ConfigError
+from outrider.engine.models.prepare import default_cache_dir
+from outrider_cluster.sections import (
+    DataPlaneSettings,
+    DraftSettings,
+    EngineKind,
+    ModelSettings,
+    PortSettings,
+    RaySettings,
+    RouterSettings,
+    ScriptedSettings,
+    Section,
+    SpeculationSettings,
+    TargetSettings,
+    TelemetrySettings,
+)
+from outrider_cluster.yaml_source import YamlSource
+
+__all__ = ["Environment", "Settings", "default_settings", "load_settings", "parse_settings"]
+
+_DEFAULT_PRESET = "laptop.yaml"
+
+
+class Settings(Section):
+    """Everything that one deployment needs."""
+
+    engine: EngineKind = EngineKind.TORCH
+    """torch: a real model; scripted: the formula model, for tests."""
+    model: ModelSettings
+    target: TargetSettings
+    draft: DraftSettings | None = None
+    """Absent: no draft model, plain decoding (and n-gram proposals where they are on)."""
+    speculation: SpeculationSettings = SpeculationSettings()
+    router: RouterSettings = RouterSettings()
+    scripted: ScriptedSettings = ScriptedSettings()
+    grpc: PortSettings = PortSettings()
+    http: PortSettings = PortSettings()
+    data_plane: DataPlaneSettings = DataPlaneSettings()
+    ray: RaySettings = Field(default_factory=RaySettings)
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @property
+    def active_draft(self) -> DraftSettings | None:
+        """The draft's settings when there is a draft."""
+        return self.draft if self.draft is not None and self.draft.enabled else None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Settings":
+        for problem in (self._batch_problem(), self._kv_problem(), self._draft_problem()):
+            if problem is not None:
+                raise ValueError(problem)
+        return self
+
+    def _batch_problem(self) -> str | None:
+        rows, seqs = self.target.max_num_batched_tokens, self.target.max_num_seqs
+        if rows < seqs:
+            return (
+                f"target.max_num_batched_tokens {rows} is below target.max_num_seqs {seqs}: "
+                "a step holds at least one row per running sequence"
+            )
+        if rows < 1 + self.speculation.max_num_draft_tokens:
+            return (
+                f"target.max_num_batched_tokens {rows} cannot hold one sequence's verify step of "
+                f"1 + speculation.max_num_draft_tokens {self.speculation.max_num_draft_tokens} rows"
+            )
+        return None
+
+    def _kv_problem(self) -> str | None:
+        kv, length = self.target.kv, self.model.max_model_len
+        if kv.num_blocks is not None and kv.num_blocks * kv.block_size < length:
+            return (
+                f"target.kv holds {kv.num_blocks} blocks of {kv.block_size} = {kv.num_blocks * kv.block_size} "
+                f"positions, fewer than model.max_model_len {length}: not even one full sequence"
+            )
+        return None
+
+    def _draft_problem(self) -> str | None:
+        draft = self.active_draft
+        if draft is None:
+            return None
+        if self.engine is EngineKind.SCRIPTED and (draft.kv.num_blocks is None or self.target.kv.num_blocks is None):
+            return "engine scripted has no bytes to count: set kv.num_blocks for target and draft"
+        if self.target.gpus_per_rank and not draft.num_gpus:
+            return (
+                "target.gpus_per_rank is 1 but draft.num_gpus is 0: a draft on a CPU cannot keep ahead of a GPU target"
+            )
+        if self.engine is EngineKind.SCRIPTED and draft.quantization != "none":
+            return "draft.quantization: the scripted engine has no weights to quantise"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the process's environment decides. Read once, at the edge."""
+
+    cache_dir: Path
+    """Where prepared models live (OUTRIDER_CACHE_DIR)."""
+    auth_token: str = field(repr=False)
+    """Shared secret of the data plane (OUTRIDER_AUTH_TOKEN); empty: none."""
+    ray_auth_mode: str | None
+    """RAY_AUTH_MODE as it stands; None: unset."""
+
+    @classmethod
+    def read(cls) -> "Environment":
+        """Read the variables now."""
+        cache_dir = os.environ.get("OUTRIDER_CACHE_DIR")
+        return cls(
+            cache_dir=Path(cache_dir).expanduser() if cache_dir else default_cache_dir(),
+            auth_token=os.environ.get("OUTRIDER_AUTH_TOKEN", ""),
+            ray_auth_mode=os.environ.get("RAY_AUTH_MODE"),
+        )
+
+
+def load_settings(path: Path) -> Settings:
+    """Read a file. Raises `ConfigError` with file, line and field of every problem."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    return parse_settings(text, origin=str(path))
+
+
+def default_settings() -> Settings:
+    """The embedded configuration: the packaged model with a self-draft, on a laptop's CPU."""
+    return parse_settings(
+        files("outrider_cluster").joinpath("presets", _DEFAULT_PRESET).read_text(encoding="utf-8"),
+        origin=_DEFAULT_PRESET,
+    )
+
+
+def parse_settings(text: str, *, origin: str) -> Settings:
+    """Settings from YAML text; `origin` names it in errors. Raises `ConfigError`."""
+    source = YamlSource(text, origin)
+    try:
+        return Settings.model_validate(source.value)
+    except ValidationError as error:
+        problems = [source.describe(one["loc"], one["msg"]) for one in error.errors(include_url=False)]
+        raise ConfigError("\n".join(problems)) from error

@@ -1,0 +1,63 @@
+"""YAML with line numbers: what a file says, and where it says it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from outrider.core.errors import ConfigError
+
+__all__ = ["YamlSource"]
+
+
+class YamlSource:
+    """A parsed YAML document that can tell on which line a field stands."""
+
+    def __init__(self, text: str, origin: str) -> None:
+        """Parse. Raises `ConfigError` for bad syntax, a repeated key, or no mapping at the top."""
+        self._origin = origin
+        try:
+            self._root = yaml.compose(text, Loader=yaml.SafeLoader)
+            self._refuse_repeated_keys(self._root)
+            self.value: Any = yaml.safe_load(text)
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise ConfigError(f"{origin}:{line}: {error.problem}") from error
+        if not isinstance(self.value, dict):
+            raise ConfigError(f"{origin}:1: the file has to be a mapping of sections")
+
+    def describe(self, location: Sequence[int | str], problem: str) -> str:
+        """One line: file, line, dotted field, problem. The line is that of the nearest key in the file."""
+        field = ".".join(str(part) for part in location)
+        text = problem.removeprefix("Value error, ")
+        return f"{self._origin}:{self._line(location)}: {field}: {text}" if field else f"{self._origin}: {text}"
+
+    def _line(self, location: Sequence[int | str]) -> int:
+        node, line = self._root, 1
+        for part in location:
+            if isinstance(node, yaml.MappingNode):
+                found = [(key, value) for key, value in node.value if key.value == str(part)]
+                if not found:
+                    break
+                key, node = found[0]
+                line = key.start_mark.line + 1
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                line = node.start_mark.line + 1
+            else:
+                break
+        return line
+
+    def _refuse_repeated_keys(self, node: yaml.Node | None) -> None:
+        # PyYAML keeps the last of two equal keys without a word.
+        if isinstance(node, yaml.SequenceNode):
+            for child in node.value:
+                self._refuse_repeated_keys(child)
+        if not isinstance(node, yaml.MappingNode):
+            return
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise ConfigError(f"{self._origin}:{key.start_mark.line + 1}: {key.value}: given twice")
+            seen.add(key.value)
+            self._refuse_repeated_keys(value)
