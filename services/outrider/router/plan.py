@@ -1,0 +1,58 @@
+"""A validated request: everything that the engines need to run its choices."""
+
+from dataclasses import dataclass
+
+from outrider.core.request import SequenceRequest, StopConditions
+from outrider.core.sampling import SamplingParams
+from outrider.core.speculation import SpeculationChoice
+from outrider.decoding.keys import derive_key
+
+__all__ = ["RequestPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPlan:
+    """A request after validation, tokenization and defaults. Made by `validation.plan_request` only."""
+
+    request_id: str
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    resume_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopConditions
+    include_stop_str: bool
+    n: int
+    seed: int
+    """64 bits, the client's or a random one."""
+    top_logprobs: int | None
+    speculation: SpeculationChoice
+    priority: int
+    traffic_class: str
+    timeout_s: float
+    """From the arrival of the request."""
+
+    @property
+    def max_in_flight_tokens(self) -> int:
+        """Tokens that all choices can hold together: what admission charges."""
+        return self.n * (len(self.prompt_token_ids) + self.stop.max_tokens)
+
+    def sequence_requests(self, *, timeout_s: float, traceparent: str) -> tuple[SequenceRequest, ...]:
+        """One request per choice, each with its own noise. `timeout_s`: what is left of the time limit."""
+        return tuple(
+            SequenceRequest(
+                request_id=self.request_id,
+                choice_index=index,
+                prompt_token_ids=self.prompt_token_ids,
+                resume_token_ids=self.resume_token_ids,
+                sampling=self.sampling,
+                stop=self.stop,
+                noise_key=derive_key(self.seed, index),
+                top_logprobs=self.top_logprobs,
+                speculation=self.speculation,
+                priority=self.priority,
+                traffic_class=self.traffic_class,
+                timeout_s=timeout_s,
+                traceparent=traceparent,
+            )
+            for index in range(self.n)
+        )
