@@ -21,6 +21,12 @@ class PrefixHash:
         """Hash of the whole text, in [0, 2^32)."""
         return self._hashes[-1]
 
+    def at(self, length: int) -> int:
+        """Hash of the first `length` tokens. Raises `ValueError` outside [0, len]."""
+        if not 0 <= length <= len(self):
+            raise ValueError(f"no prefix of {length} tokens in a text of {len(self)}")
+        return self._hashes[length]
+
     def extend(self, token_ids: Iterable[int]) -> None:
         """Append tokens."""
         value = self._hashes[-1]

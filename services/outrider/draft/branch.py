@@ -1,0 +1,125 @@
+"""Draft blocks for several branches in lockstep: one forward for all, as often as the longest needs.
+
+A branch is a prefix and the number of tokens wanted behind it. Drafting on request has one branch
+per sequence; drafting ahead for several outcomes has several of them. Neither shows here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.core.ports import Clock
+from outrider.core.proposal import SparseLaw
+from outrider.core.sampling import SamplingParams
+from outrider.core.speculation import VerificationRule
+from outrider.decoding.propose import ProposedToken, ProposeRow, propose
+from outrider.draft.timing import StepTimer
+from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine
+
+if TYPE_CHECKING:
+    from outrider.engine.sequence_kv import KVCache
+
+__all__ = ["Branch", "BranchDrafter"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Branch:
+    """One continuation in the making.
+
+    `written` is exactly what stands in the KV slots of `kv_key`, and grows with every forward; its
+    owner may cut it between forwards, and then no longer wants the branch.
+    """
+
+    kv_key: int
+    written: list[int]
+    pending: list[int]
+    """The tokens that the next forward runs: at first the rest of the prefix, later the last draw."""
+    num_draft_tokens: int
+    """K, at least 1."""
+    sampling: SamplingParams
+    prompt_len: int
+    noise_key: int
+    rule: VerificationRule
+    eos_token_ids: frozenset[int]
+    token_ids: list[int] = field(default_factory=list)
+    """The block so far."""
+    laws: list[SparseLaw] = field(default_factory=list)
+    """q of each token where the rule needs it."""
+    margins: list[float] = field(default_factory=list)
+    """How sure the draft was of each token."""
+
+    @property
+    def complete(self) -> bool:
+        """True at K tokens, or behind a token that ends the text."""
+        return len(self.token_ids) >= self.num_draft_tokens or (
+            bool(self.token_ids) and self.token_ids[-1] in self.eos_token_ids
+        )
+
+    def append(self, token: ProposedToken) -> None:
+        """Add the next token of the block; it is what the next forward runs."""
+        self.token_ids.append(token.token_id)
+        self.margins.append(token.margin)
+        if token.law is not None:
+            self.laws.append(token.law)
+        self.pending = [token.token_id]
+
+
+class BranchDrafter:
+    """Runs the forwards of a set of branches and draws their tokens."""
+
+    def __init__(self, *, engine: ModelEngine, kv: "KVCache", clock: Clock, timer: StepTimer, q_top_k: int) -> None:
+        self._engine = engine
+        self._kv = kv
+        self._clock = clock
+        self._timer = timer
+        self._q_top_k = q_top_k
+
+    def draft(
+        self,
+        branches: Sequence[Branch],
+        *,
+        num_valid_ids: int,
+        keep_wanted: Callable[[list[Branch]], list[Branch]],
+    ) -> None:
+        """Complete the branches. Between forwards `keep_wanted` picks those worth going on with.
+
+        KV for the prefix and the first K - 1 tokens must be reserved. The last token of a block is
+        not run: whether it is ever needed is the verdict's word.
+        """
+        active = list(branches)
+        while active:
+            self._step(active, num_valid_ids)
+            active = [branch for branch in active if not branch.complete]
+            active = keep_wanted(active) if active else active
+
+    def _step(self, branches: Sequence[Branch], num_valid_ids: int) -> None:
+        batch = ForwardBatch(
+            slices=tuple(
+                ForwardSlice(
+                    token_ids=branch.pending,
+                    start=len(branch.written),
+                    block_table=self._kv.block_table(branch.kv_key),
+                    num_logits=1,
+                )
+                for branch in branches
+            )
+        )
+        started = self._clock.now()
+        logits = self._engine.forward(batch)  # [branches, vocab]
+        for branch in branches:
+            branch.written.extend(branch.pending)
+        rows = [
+            ProposeRow(
+                sampling=branch.sampling,
+                prefix=branch.written,
+                prompt_len=branch.prompt_len,
+                noise_key=branch.noise_key,
+                rule=branch.rule,
+                q_top_k=self._q_top_k,
+            )
+            for branch in branches
+        ]
+        for branch, token in zip(branches, propose(logits, rows, num_valid_ids), strict=True):
+            branch.append(token)
+        if batch.num_rows <= 2 * len(branches):
+            self._timer.record(self._clock.now() - started, num_branches=len(branches))

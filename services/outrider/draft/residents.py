@@ -1,0 +1,129 @@
+"""Who is held: links, their sequences, and the KV that these own. Finds room, and frees what is idle."""
+
+from itertools import count
+
+from outrider.core.link import Evicted, OpenNack, OpenSequence, RefusalReason
+from outrider.core.ports import Clock
+from outrider.draft.config import DraftConfig
+from outrider.draft.counters import DraftCounters
+from outrider.draft.link import Link
+from outrider.draft.sequence import DraftSequence, Stage
+from outrider.engine.sequence_kv import KVCache
+
+__all__ = ["Residents"]
+
+
+class Residents:
+    """All links and sequences of one draft. Handles are the targets' own, so KV has keys of its own."""
+
+    def __init__(self, *, kv: KVCache, config: DraftConfig, clock: Clock, counters: DraftCounters) -> None:
+        self.links: dict[int, Link] = {}
+        self.kv = kv
+        self._config = config
+        self._clock = clock
+        self._counters = counters
+        self._kv_keys = count(1)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences over all links."""
+        return sum(len(link.sequences) for link in self.links.values())
+
+    @property
+    def num_owed(self) -> int:
+        """Sequences that wait for a block."""
+        return sum(one.owes_block for link in self.links.values() for one in link.sequences.values())
+
+    def new_kv_key(self) -> int:
+        """A key that no sequence over any link has had."""
+        return next(self._kv_keys)
+
+    def admit(self, link: Link, opening: OpenSequence) -> bool:
+        """Hold a new sequence, in the place of an idle one if need be; False when there is none.
+
+        Its KV is allocated when its prefill begins.
+        """
+        if self.num_sequences >= self._config.max_num_seqs and not self._reclaim():
+            return False
+        link.sequences[opening.handle] = DraftSequence(
+            opening,
+            kv_key=self.new_kv_key(),
+            vocab_size=link.vocab_size,
+            max_num_draft_tokens=link.max_num_draft_tokens,
+            now=self._clock.now(),
+        )
+        return True
+
+    def prepare(self, sequence: DraftSequence, length: int, *, keep: int) -> bool:
+        """Make positions below `length` writable, behind at most `keep` tokens that stay written.
+
+        Frees idle sequences where needed. False: there is no room, and nothing was allocated.
+        Declares committed KV alone as computed, so that drafted tokens never enter the prefix cache.
+        """
+        key = sequence.kv_key
+        if key not in self.kv:
+            sequence.written[:] = sequence.text[: self.kv.open(key, sequence.text)]
+        sequence.forget_written(keep)
+        self.publish(sequence)
+        while not self.kv.can_reserve(key, length):
+            if not self._reclaim():
+                return False
+        self.kv.reserve(key, length)
+        return True
+
+    def publish(self, sequence: DraftSequence) -> None:
+        """Tell the KV bookkeeping how far the committed text is computed."""
+        key, text = sequence.kv_key, sequence.text
+        computed = min(len(sequence.written), len(text))
+        if self.kv.computed_len(key) > computed:
+            sequence.forget_written(self.kv.truncate(key, computed))
+        else:
+            self.kv.advance(key, text, computed)
+
+    def refuse(self, link: Link, handle: int, reason: RefusalReason, detail: str = "") -> None:
+        """Answer an opening with a refusal."""
+        self._counters.refusals += 1
+        link.send(OpenNack(handle=handle, reason=reason, detail=detail))
+
+    def evict(self, link: Link, sequence: DraftSequence, reason: RefusalReason) -> None:
+        """Free a sequence and tell its target: a refusal if it was never acknowledged."""
+        self.remove(link, sequence)
+        if sequence.acknowledged:
+            self._counters.evictions += 1
+            link.send(Evicted(handle=sequence.handle, reason=reason))
+        else:
+            self.refuse(link, sequence.handle, reason)
+
+    def remove(self, link: Link, sequence: DraftSequence) -> None:
+        """Free a sequence. Its committed KV may stay findable by its text until the blocks are needed."""
+        del link.sequences[sequence.handle]
+        if sequence.kv_key in self.kv:
+            self.publish(sequence)
+            self.kv.close(sequence.kv_key)
+
+    def remove_link(self, link: Link) -> None:
+        """Free everything of a link and forget it."""
+        for sequence in list(link.sequences.values()):
+            self.remove(link, sequence)
+        self.links.pop(link.link_id, None)
+
+    def evict_idle(self) -> None:
+        """Free the sequences that heard nothing for the idle time-out."""
+        before = self._clock.now() - self._config.idle_timeout_s
+        for link in self.links.values():
+            for sequence in [one for one in link.sequences.values() if one.last_heard <= before]:
+                self.evict(link, sequence, RefusalReason.IDLE)
+
+    def _reclaim(self) -> bool:
+        """Free the sequence that has been idle longest, if one is idle enough."""
+        before = self._clock.now() - self._config.reclaim_idle_s
+        idle = [
+            (link, one)
+            for link in self.links.values()
+            for one in link.sequences.values()
+            if one.last_heard <= before and one.stage is not Stage.FILLING and not one.owes_block
+        ]
+        if not idle:
+            return False
+        self.evict(*min(idle, key=lambda held: held[1].last_heard), RefusalReason.NO_SPACE)
+        return True

@@ -1,0 +1,198 @@
+"""The draft's view of one sequence. Only the target's events change its text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from outrider.core.link import OpenSequence, Resync, VerdictRow
+from outrider.core.policy import RoundPlan
+from outrider.core.prefix_hash import PrefixHash
+from outrider.core.proposal import Proposal
+from outrider.core.speculation import SpeculationMode
+from outrider.draft.branch import Branch
+
+__all__ = ["Divergence", "DraftSequence", "Stage"]
+
+
+class Stage(Enum):
+    """What a sequence is able to do."""
+
+    FILLING = "filling"
+    """Opened or repaired; its KV is being computed; OpenAck follows."""
+    READY = "ready"
+    """Can be drafted for."""
+    OUT_OF_SYNC = "out_of_sync"
+    """Waits for a Resync; everything else about it is ignored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The text cannot be what the target has. `have_len` tokens of it are still common."""
+
+    have_len: int
+    drift: bool = False
+    """True when the texts had the right lengths but not the right tokens."""
+
+
+class DraftSequence:
+    """Committed text, what stands in KV, the blocks under way, and the round that is owed.
+
+    `written` is the ground truth of the KV: the tokens at positions 0, 1, … whose KV was computed,
+    drafted ones included. It is a prefix of the text, or the text and a part of a drafted block.
+    """
+
+    def __init__(
+        self, opening: OpenSequence, *, kv_key: int, vocab_size: int, max_num_draft_tokens: int, now: float
+    ) -> None:
+        self.opening = opening
+        self.kv_key = kv_key
+        self.last_heard = now
+        """When the target last said something about it, in seconds of the injected clock."""
+        self.acknowledged = False
+        """True once the target was told that it is held."""
+        self.text = list(opening.token_ids)
+        self.written: list[int] = []
+        self.stage = Stage.FILLING
+        self.paused = False
+        self.num_owed = 0
+        """Draft tokens that the target waits for; 0 when no round is owed."""
+        self.version = 0
+        """Changes with the text: what was drafted for another version is of no use."""
+        self._vocab_size = vocab_size
+        self._max_num_draft_tokens = max_num_draft_tokens
+        self._eos_token_ids = frozenset(opening.eos_token_ids)
+        self._hash = PrefixHash(self.text)
+        self._blocks: dict[int, Proposal] = {}
+        self._planned_len = 0
+        self._trusted_len = 0
+
+    @property
+    def handle(self) -> int:
+        """The target's name for it."""
+        return self.opening.handle
+
+    @property
+    def num_unwritten(self) -> int:
+        """Tokens of the text that have no KV yet."""
+        return max(0, len(self.text) - len(self.written))
+
+    @property
+    def owes_block(self) -> bool:
+        """True when a block is wanted now."""
+        return self.num_owed > 0 and self.stage is Stage.READY and not self.paused
+
+    def apply_verdict(self, row: VerdictRow) -> Divergence | None:
+        """Commit what a round decided, roll back what it rejected, take the plan for the next round.
+
+        A row whose result is already here changes nothing, except that its plan counts if none was
+        taken for this text yet. Returns what has to be repaired, if anything; the sequence then
+        waits for it.
+        """
+        if self.stage is Stage.OUT_OF_SYNC:
+            return None
+        if not 0 < row.base_len <= len(self.text):
+            return self._diverge(len(self.text))
+        new_len = row.base_len + row.num_accepted + 1
+        if not self._holds(new_len, row.prefix_hash):
+            token_ids = self._committed_by(row)
+            if token_ids is None:
+                return self._diverge(row.base_len)
+            self._rewrite(row.base_len, token_ids)
+            if not self._holds(new_len, row.prefix_hash):
+                return self._diverge(0, drift=True)
+        if len(self.text) == new_len:
+            self._take(row.plan)
+        return None
+
+    def apply_resync(self, resync: Resync) -> Divergence | None:
+        """Replace the text from a position on. Text that is already here changes nothing."""
+        first, token_ids = resync.first_position, resync.token_ids
+        out_of_sync = self.stage is Stage.OUT_OF_SYNC
+        common = self._trusted_len if out_of_sync else len(self.text)
+        if not 0 <= first <= common:
+            return self._diverge(common)
+        if first + len(token_ids) < self.opening.prompt_len or not self._valid(token_ids):
+            return self._diverge(first)
+        if out_of_sync:
+            self.stage = Stage.FILLING
+        elif tuple(self.text[first : first + len(token_ids)]) == token_ids:
+            return None
+        self._rewrite(first, token_ids)
+        return None
+
+    def branch(self, num_draft_tokens: int) -> Branch:
+        """The branch behind the whole text. What is written beyond the text counts no more."""
+        return Branch(
+            kv_key=self.kv_key,
+            written=self.written,
+            pending=self.text[len(self.written) :],
+            num_draft_tokens=num_draft_tokens,
+            sampling=self.opening.sampling,
+            prompt_len=self.opening.prompt_len,
+            noise_key=self.opening.noise_key,
+            rule=self.opening.rule,
+            eos_token_ids=self._eos_token_ids,
+        )
+
+    def forget_written(self, length: int) -> None:
+        """Count nothing from position `length` on as written."""
+        del self.written[length:]
+
+    def offer(self, block: Proposal) -> None:
+        """Remember a block that goes to the target; the owed round is done."""
+        self._blocks[block.block_id] = block
+        self.num_owed = 0
+
+    def _committed_by(self, row: VerdictRow) -> tuple[int, ...] | None:
+        """The tokens that a row adds behind its base; None when they are unknown or out of range."""
+        accepted: tuple[int, ...] | None = row.accepted_token_ids
+        if row.block_id:
+            block = self._blocks.get(row.block_id)
+            # A block that came late is judged by its tail: its base lies before that of the row.
+            offset = row.base_len - block.base_len if block is not None else -1
+            accepted = block.token_ids[offset:][: row.num_accepted] if block is not None and offset >= 0 else None
+        if accepted is None or len(accepted) != row.num_accepted:
+            return None
+        token_ids = (*accepted, row.next_token_id)
+        return token_ids if self._valid(token_ids) else None
+
+    def _rewrite(self, first: int, token_ids: Sequence[int]) -> None:
+        """Text from `first` on becomes `token_ids`; KV stays as far as it was computed for equal tokens."""
+        matched = first
+        for written, token_id in zip(self.written[first : first + len(token_ids)], token_ids, strict=False):
+            if written != token_id:
+                break
+            matched += 1
+        del self.written[matched:]
+        del self.text[first:]
+        self.text.extend(token_ids)
+        self._hash.truncate(first)
+        self._hash.extend(token_ids)
+        self._blocks = {
+            block_id: block
+            for block_id, block in self._blocks.items()
+            if block.base_len + len(block) > len(self.text) and block.base_len <= len(self.text)
+        }
+        self.num_owed = 0
+        self._planned_len = 0
+        self.version += 1
+
+    def _take(self, plan: RoundPlan) -> None:
+        if self._planned_len == len(self.text):
+            return
+        self._planned_len = len(self.text)
+        wanted = plan.num_draft_tokens if plan.mode is not SpeculationMode.OFF else 0
+        self.num_owed = max(0, min(wanted, self._max_num_draft_tokens))
+
+    def _diverge(self, have_len: int, *, drift: bool = False) -> Divergence:
+        self.stage = Stage.OUT_OF_SYNC
+        self.num_owed = 0
+        self.version += 1
+        self._trusted_len = have_len
+        return Divergence(have_len=have_len, drift=drift)
+
+    def _holds(self, length: int, prefix_hash: int) -> bool:
+        return 0 < length <= len(self.text) and self._hash.at(length) == prefix_hash
+
+    def _valid(self, token_ids: Sequence[int]) -> bool:
+        return not token_ids or (min(token_ids) >= 0 and max(token_ids) < self._vocab_size)
