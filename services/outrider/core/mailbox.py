@@ -29,6 +29,12 @@ class Mailbox(Generic[T]):
             self._ready.notify()
             return True
 
+    def put_always(self, item: T) -> None:
+        """Add an item whose number is bounded elsewhere (such as one per connection), full or not."""
+        with self._ready:
+            self._items.append(item)
+            self._ready.notify()
+
     def take(self, timeout_s: float | None) -> list[T]:
         """Take everything, waiting at most `timeout_s` (None: without limit) for the first item.
 

@@ -102,6 +102,11 @@ class Sequence:
             finish=self.finish,
         )
 
+    def abort(self) -> None:
+        """End the text where it stands, because nobody wants the rest."""
+        if self.finish is None:
+            self.finish = Finish(reason=FinishReason.ABORTED)
+
     def _finish_at(self, token_id: int) -> Finish | None:
         stop = self.request.stop
         matched = self._scan(token_id) if self._scan is not None else None

@@ -1,0 +1,1 @@
+"""The target side: schedule, collect proposals, verify, commit, emit; the speculation gate."""

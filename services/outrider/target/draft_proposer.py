@@ -1,0 +1,262 @@
+"""The target's end of a draft link: what the draft holds, what it owes, and never waiting long.
+
+The draft is an accelerator, never a dependency. Whatever it sends is checked; whatever it fails to
+send costs at most one bounded wait, after which rows go on without a block until it speaks again.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from outrider.core.dispatch import DraftLinkStatus
+from outrider.core.link import (
+    Busy,
+    CloseSequence,
+    DraftProposal,
+    Drain,
+    Evicted,
+    LinkDown,
+    LinkEvent,
+    LinkUp,
+    NeedResync,
+    OpenAck,
+    OpenNack,
+    RefusalReason,
+    TargetEvent,
+    VerdictRow,
+    Verdicts,
+)
+from outrider.core.ports import Clock, DraftTransport
+from outrider.core.proposal import Proposal
+from outrider.core.speculation import SpeculationReason
+from outrider.target.draft_wait import DraftWait
+from outrider.target.held_sequence import HeldSequence, Phase, check_proposal
+from outrider.target.proposers import ProposerCounters
+from outrider.target.running import Round, RunningSequence
+
+__all__ = ["DraftProposer"]
+
+
+class DraftProposer:
+    """Implements `Proposer` over a `DraftTransport`. Used by the engine thread alone."""
+
+    def __init__(
+        self,
+        transport: DraftTransport,
+        clock: Clock,
+        *,
+        vocab_size: int,
+        wait: DraftWait,
+        counters: ProposerCounters,
+    ) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._vocab_size = vocab_size
+        self._wait = wait
+        self._counters = counters
+        self._held: dict[int, HeldSequence] = {}
+        self._link: LinkUp | None = None
+        self._draining = False
+        self._busy_until = 0.0
+        self._losses = 0
+        self._last_problem = "no draft has been connected yet"
+        self._step = 0
+
+    def links(self) -> tuple[DraftLinkStatus, ...]:
+        """The link, for operators."""
+        link = self._link
+        status = DraftLinkStatus(
+            address=link.address if link else "",
+            connected=link is not None,
+            incarnation=link.hello.incarnation if link else 0,
+            open_sequences=sum(one.phase is Phase.READY for one in self._held.values()),
+            problem="" if link and not self._wait.suspect else self._last_problem,
+            losses=self._losses,
+            round_trip_s=self._wait.round_trip_s,
+        )
+        return (status,)
+
+    def problem(self) -> SpeculationReason | None:
+        """Why the draft can serve nobody now."""
+        if self._link is None or self._wait.suspect:
+            return SpeculationReason.DRAFT_UNAVAILABLE
+        if self._wait.resting or self._clock.now() < self._busy_until:
+            return SpeculationReason.DRAFT_BUSY
+        return None
+
+    def availability(self, running: RunningSequence) -> SpeculationReason | None:
+        """Why the draft cannot serve this sequence in its next round."""
+        problem = self.problem()
+        if problem is not None or self._link is None:
+            return problem or SpeculationReason.DRAFT_UNAVAILABLE
+        if running.sequence.committed_len >= self._link.hello.max_model_len:
+            return SpeculationReason.CONTEXT_TOO_LONG
+        held = self._held.get(running.handle)
+        if held is not None and held.refusal is RefusalReason.CONTEXT_TOO_LONG:
+            return SpeculationReason.CONTEXT_TOO_LONG
+        return None
+
+    def prepare(self, admitted: Iterable[RunningSequence]) -> None:
+        """Open sequences on the draft, so that it prefills while the target does."""
+        self._send(self._openings(admitted))
+
+    def collect(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
+        """Take what has arrived; wait for what is owed, within the budget."""
+        self._apply(self._transport.receive(0.0))
+        owed = [one for one in wanted if self._owes(one)]
+        while owed and (left := self._wait.left(self._clock.now())) > 0.0 and self._link is not None:
+            self._apply(self._transport.receive(left))
+            owed = [one for one in owed if self._owes(one)]
+        if owed:
+            self._count_late(owed)
+        return {one.handle: block for one in wanted if (block := self._usable(one)) is not None}
+
+    def inform(self, rounds: Sequence[Round]) -> None:
+        """Send the verdicts of one step and the plans for the next, as one message."""
+        self._apply(self._transport.receive(0.0))
+        self._wait.end_round()
+        finished = [one.running for one in rounds if one.commit.finish is not None]
+        going = [one for one in rounds if one.commit.finish is None and one.running.plan.num_draft_tokens > 0]
+        events: list[TargetEvent] = [CloseSequence(handle=one.handle) for one in finished if one.handle in self._held]
+        for running in finished:
+            self._held.pop(running.handle, None)
+        if self.problem() is None:
+            events += self._openings(one.running for one in going)
+            events += self._verdicts(going)
+        self._send(events)
+
+    def explain(self, running: RunningSequence) -> SpeculationReason:
+        """Why there was no block for this sequence."""
+        held = self._held.get(running.handle)
+        return self.problem() or (held.explain() if held is not None else SpeculationReason.DRAFT_NOT_READY)
+
+    def forget(self, running: RunningSequence) -> None:
+        """Free a sequence that ended outside a round."""
+        if self._held.pop(running.handle, None) is not None:
+            self._send([CloseSequence(handle=running.handle)])
+
+    def poll(self) -> None:
+        """Apply what has arrived while nothing ran."""
+        self._apply(self._transport.receive(0.0))
+
+    def close(self) -> None:
+        """Leave the draft."""
+        self._transport.close()
+
+    def _openings(self, sequences: Iterable[RunningSequence]) -> list[TargetEvent]:
+        if self._link is None or self._draining:
+            return []
+        events: list[TargetEvent] = []
+        for running in sequences:
+            held = self._held.get(running.handle)
+            if held is not None and not held.may_reopen():
+                continue
+            if running.sequence.committed_len >= self._link.hello.max_model_len:
+                continue
+            held = self._held[running.handle] = HeldSequence(running.sequence)
+            events.append(held.opening())
+        return events
+
+    def _verdicts(self, rounds: Iterable[Round]) -> list[TargetEvent]:
+        self._step += 1
+        events: list[TargetEvent] = []
+        rows: list[VerdictRow] = []
+        for one in rounds:
+            held = self._held.get(one.running.handle)
+            if held is None or held.phase is not Phase.READY:
+                continue
+            resync, row = held.verdict(one)
+            events += resync
+            rows.append(row)
+        if rows:
+            events.append(Verdicts(step=self._step, rows=tuple(rows)))
+            self._wait.start_round(self._clock.now())
+        return events
+
+    def _send(self, events: list[TargetEvent]) -> None:
+        if not events or self._link is None:
+            return
+        if self._transport.send(events):
+            self._counters.messages_sent += 1
+            return
+        # The queue is full: nothing of this message reached the draft, so its view of every
+        # sequence is uncertain. Open them anew once it speaks again.
+        self._last_problem = "the send queue to the draft is full"
+        self._wait.suspect = True
+        for held in self._held.values():
+            held.lose()
+
+    def _apply(self, events: Iterable[LinkEvent]) -> None:
+        for event in events:
+            if isinstance(event, LinkUp):
+                self._start_link(event)
+            elif isinstance(event, LinkDown):
+                self._lose_link(event)
+            else:
+                self._counters.messages_received += 1
+                if self._link is not None:
+                    self._wait.heard(self._clock.now())
+                    self._apply_one(event)
+
+    def _apply_one(self, event: LinkEvent) -> None:
+        if isinstance(event, Busy):
+            self._busy_until = self._clock.now() + event.retry_after_s
+        elif isinstance(event, Drain):
+            self._draining = True
+            self._last_problem = f"the draft drains: {event.reason}"
+        elif isinstance(event, DraftProposal | OpenAck | OpenNack | NeedResync | Evicted):
+            held = self._held.get(event.handle)
+            if held is None:
+                return  # of a sequence that has ended meanwhile
+            if isinstance(event, DraftProposal):
+                self._take_block(held, event.proposal)
+            elif isinstance(event, OpenAck):
+                self._counters.invalid += not held.acknowledge(event.have_len)
+            elif isinstance(event, NeedResync):
+                self._counters.invalid += not held.rewind(event.have_len)
+            else:
+                held.refuse(event.reason)
+
+    def _take_block(self, held: HeldSequence, proposal: Proposal) -> None:
+        if check_proposal(proposal, held.sequence, vocab_size=self._vocab_size):
+            held.offer(proposal)
+            if proposal.base_len == held.awaited_len:
+                self._wait.answered(self._clock.now())
+        else:
+            self._counters.invalid += 1
+
+    def _start_link(self, event: LinkUp) -> None:
+        self._link = event
+        self._draining = False
+        self._busy_until = 0.0
+        self._held.clear()
+        self._wait.reset()
+
+    def _lose_link(self, event: LinkDown) -> None:
+        self._losses += self._link is not None
+        self._link = None
+        self._last_problem = event.cause
+        self._held.clear()
+        self._wait.reset()
+
+    def _owes(self, running: RunningSequence) -> bool:
+        held = self._held.get(running.handle)
+        return held is not None and held.owes_block()
+
+    def _usable(self, running: RunningSequence) -> Proposal | None:
+        held = self._held.get(running.handle)
+        if held is None or held.block is None or running.plan.num_draft_tokens == 0:
+            return None
+        tail = held.block.usable_tail(running.sequence.token_ids)
+        if tail is None:
+            if held.block.base_len < running.sequence.committed_len:
+                self._counters.stale += 1
+                running.sequence.stats.stale += 1
+                held.block = None
+            return None
+        return tail.trimmed(running.plan.num_draft_tokens)
+
+    def _count_late(self, owed: Sequence[RunningSequence]) -> None:
+        self._counters.late += len(owed)
+        self._wait.missed()
+        self._last_problem = "the draft has not answered in time"
+        for running in owed:
+            running.sequence.stats.late += 1

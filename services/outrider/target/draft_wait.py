@@ -1,0 +1,83 @@
+"""How long a round may wait for its draft. One late answer ends the waiting until the draft speaks."""
+
+__all__ = ["DraftWait"]
+
+_SMOOTHING = 0.2
+_MARGIN = 3.0  # a round trip may take this many times its mean before it counts as late
+_MAX_REST_ROUNDS = 64
+
+
+class DraftWait:
+    """The wait budget of sequential mode, and a breaker for drafts that are late again and again.
+
+    The budget of a round runs from the moment its verdicts were sent: `_MARGIN` times the mean
+    round trip, at most `limit_s`. After the n-th late round in a row, 2^n rounds are not asked for.
+    """
+
+    def __init__(self, *, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._mean_s: float | None = None
+        self._started_at: float | None = None
+        self._answered = False
+        self._late_in_a_row = 0
+        self._rest_rounds = 0
+        self.suspect = False
+        """The draft owes an answer and is silent: nothing is sent to it and nothing waited for."""
+
+    @property
+    def round_trip_s(self) -> float:
+        """Mean time from verdicts to blocks; 0 before the first."""
+        return self._mean_s or 0.0
+
+    @property
+    def resting(self) -> bool:
+        """True while the breaker holds rounds back."""
+        return self._rest_rounds > 0
+
+    def start_round(self, now: float) -> None:
+        """Verdicts are on their way."""
+        self._started_at = now
+        self._answered = False
+
+    def end_round(self) -> None:
+        """A step is over; one more round of rest has passed."""
+        self._rest_rounds = max(0, self._rest_rounds - 1)
+
+    def left(self, now: float) -> float:
+        """Seconds that the current round may still wait; 0 or less means go on."""
+        if self.suspect or self._started_at is None:
+            return 0.0
+        budget = self._limit_s if self._mean_s is None else min(self._limit_s, _MARGIN * self._mean_s)
+        return self._started_at + budget - now
+
+    def answered(self, now: float) -> None:
+        """A block of the round has arrived."""
+        if self._started_at is None or self._answered:
+            return
+        took = now - self._started_at
+        self._mean_s = took if self._mean_s is None else self._mean_s + _SMOOTHING * (took - self._mean_s)
+        self._late_in_a_row = 0
+        self._answered = True
+
+    def heard(self, now: float) -> None:
+        """The draft has said something: it lives."""
+        if self.suspect:
+            self.suspect = False
+            # What it says late still tells how long it takes.
+            if self._started_at is not None and self._mean_s is not None and not self._answered:
+                self._mean_s += _SMOOTHING * (now - self._started_at - self._mean_s)
+            self._started_at = None
+
+    def missed(self) -> None:
+        """The budget ran out with blocks missing."""
+        self.suspect = True
+        self._rest_rounds = min(2**self._late_in_a_row, _MAX_REST_ROUNDS)
+        self._late_in_a_row += 1
+
+    def reset(self) -> None:
+        """The link is new or gone."""
+        self.suspect = False
+        self._started_at = None
+        self._late_in_a_row = 0
+        self._rest_rounds = 0
+        self._mean_s = None

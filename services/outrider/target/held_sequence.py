@@ -1,0 +1,176 @@
+"""What the target knows of one sequence on its draft: how far it has the text, and its last block."""
+
+from enum import Enum
+
+from outrider.core.link import OpenSequence, RefusalReason, Resync, VerdictRow
+from outrider.core.prefix_hash import PrefixHash
+from outrider.core.proposal import Proposal
+from outrider.core.sequence import Sequence
+from outrider.core.speculation import ProposalSource, SpeculationReason, VerificationRule
+from outrider.target.running import Round
+
+__all__ = ["HeldSequence", "Phase", "check_proposal"]
+
+_REOPEN_AFTER_ROUNDS = 64
+_LAW_SUM_TOLERANCE = 1e-3
+
+
+class Phase(Enum):
+    """Where a sequence stands on the draft."""
+
+    OPENING = "opening"
+    READY = "ready"
+    REFUSED = "refused"
+    LOST = "lost"
+
+
+class HeldSequence:
+    """Bookkeeping for one sequence on one link."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.phase = Phase.OPENING
+        self.refusal: RefusalReason | None = None
+        self.block: Proposal | None = None
+        """The newest block that has arrived; may lie behind the text."""
+        self.awaited_len: int | None = None
+        """Committed length that the draft was asked to continue."""
+        self._sent_len = 0
+        """Length of the text at the draft once it has applied everything that was sent."""
+        self._hash = PrefixHash()
+        self._rounds_refused = 0
+
+    def opening(self) -> OpenSequence:
+        """The message that opens the sequence with all of its text."""
+        request = self.sequence.request
+        self._sent_len = self.sequence.committed_len
+        return OpenSequence(
+            handle=self.sequence.handle,
+            token_ids=tuple(self.sequence.token_ids),
+            prompt_len=self.sequence.prompt_len,
+            sampling=request.sampling,
+            noise_key=request.noise_key,
+            rule=request.speculation.rule,
+            eos_token_ids=request.stop.eos_token_ids,
+            traceparent=request.traceparent,
+        )
+
+    def acknowledge(self, have_len: int) -> bool:
+        """The draft holds the text up to `have_len`; False when that cannot be."""
+        if not 0 < have_len <= self._sent_len:
+            return False
+        if self.phase is Phase.OPENING:
+            self._sent_len = have_len
+            self.phase = Phase.READY
+        return True
+
+    def rewind(self, have_len: int) -> bool:
+        """The draft lost the text from `have_len` on; False when that cannot be."""
+        if not 0 <= have_len <= self.sequence.committed_len:
+            return False
+        self._sent_len = min(self._sent_len, have_len)
+        self.awaited_len = None
+        return True
+
+    def refuse(self, reason: RefusalReason) -> None:
+        """The draft does not hold the sequence (any more)."""
+        self.phase = Phase.REFUSED
+        self.refusal = reason
+        self.block = self.awaited_len = None
+        self._rounds_refused = 0
+
+    def lose(self) -> None:
+        """Messages about this sequence were lost: open it again when the draft is back."""
+        self.phase = Phase.LOST
+        self.block = self.awaited_len = None
+
+    def may_reopen(self) -> bool:
+        """Whether to open it again now. Counts the rounds since a refusal."""
+        if self.phase is Phase.LOST:
+            return True
+        if self.phase is not Phase.REFUSED or self.refusal in (RefusalReason.CONTEXT_TOO_LONG, RefusalReason.INVALID):
+            return False
+        self._rounds_refused += 1
+        return self._rounds_refused > _REOPEN_AFTER_ROUNDS
+
+    def offer(self, proposal: Proposal) -> None:
+        """Keep a block unless a newer one is already here."""
+        if self.block is None or proposal.base_len >= self.block.base_len:
+            self.block = proposal
+
+    def owes_block(self) -> bool:
+        """Whether the draft was asked to continue exactly this text and has not answered."""
+        if self.phase is not Phase.READY or self.awaited_len != self.sequence.committed_len:
+            return False
+        return self.block is None or self.block.base_len < self.awaited_len
+
+    def verdict(self, finished: Round) -> tuple[list[Resync], VerdictRow]:
+        """Tell the draft about a round and ask for the next block.
+
+        When the draft is one round behind, the verdict alone is enough. Otherwise the missing text
+        goes first, as a Resync, and the verdict carries only the last token.
+        """
+        sequence, commit, judged = self.sequence, finished.commit, finished.proposal
+        text = sequence.token_ids
+        self._hash.extend(text[len(self._hash) :])
+        resync: list[Resync] = []
+        base_len, block_id, num_accepted = commit.base_len, 0, 0
+        accepted_ids: tuple[int, ...] = ()
+        if self._sent_len != commit.base_len:
+            base_len = len(text) - 1
+            if self._sent_len < base_len:
+                missing = tuple(text[self._sent_len : base_len])
+                resync = [Resync(handle=sequence.handle, first_position=self._sent_len, token_ids=missing)]
+        else:
+            num_accepted = len(commit.token_ids) - 1
+            if judged is not None and self._is_whole(judged):
+                block_id = judged.block_id
+            else:
+                accepted_ids = commit.token_ids[:-1]
+        self._sent_len = self.awaited_len = len(text)
+        row = VerdictRow(
+            handle=sequence.handle,
+            base_len=base_len,
+            block_id=block_id,
+            num_accepted=num_accepted,
+            next_token_id=text[-1],
+            accepted_token_ids=accepted_ids,
+            prefix_hash=self._hash.value,
+            plan=finished.running.plan,
+        )
+        return resync, row
+
+    def _is_whole(self, judged: Proposal) -> bool:
+        """Whether a judged block is the draft's own from its first token on, not the tail of a late one."""
+        own = self.block
+        return (
+            judged.source is ProposalSource.DRAFT
+            and own is not None
+            and (own.block_id, own.base_len) == (judged.block_id, judged.base_len)
+        )
+
+    def explain(self) -> SpeculationReason:
+        """Why no block has come for the present text."""
+        if self.phase is Phase.REFUSED:
+            if self.refusal is RefusalReason.CONTEXT_TOO_LONG:
+                return SpeculationReason.CONTEXT_TOO_LONG
+            return SpeculationReason.DRAFT_BUSY
+        return SpeculationReason.DRAFT_NOT_READY
+
+
+def check_proposal(proposal: Proposal, sequence: Sequence, *, vocab_size: int) -> bool:
+    """Whether a block may be looked at: the draft is not trusted with ids, lengths or laws."""
+    ids = proposal.token_ids
+    if not proposal.base_len > 0 or not all(0 <= one < vocab_size for one in ids):
+        return False
+    needs_laws = sequence.request.speculation.rule is VerificationRule.REJECTION
+    if len(proposal.laws) != (len(ids) if needs_laws else 0):
+        return False
+    for token_id, law in zip(ids, proposal.laws, strict=False):
+        if len(law.token_ids) != len(law.probs) or token_id not in law.token_ids:
+            return False
+        if len(set(law.token_ids)) != len(law.token_ids) or not all(0 <= one < vocab_size for one in law.token_ids):
+            return False
+        if not all(0.0 <= one <= 1.0 for one in law.probs) or abs(sum(law.probs) - 1.0) > _LAW_SUM_TOLERANCE:
+            return False
+    return True

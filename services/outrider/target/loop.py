@@ -1,0 +1,149 @@
+"""The engine loop: admit, propose, verify, commit, emit. Plain decoding is the same with no blocks."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from outrider.core.dispatch import EngineEvent, EngineStatus, SequenceDelta, SequenceErrorCode, SequenceFailure
+from outrider.core.ports import Clock
+from outrider.core.proposal import Proposal
+from outrider.core.speculation import SpeculationMode, SpeculationReason
+from outrider.target.counters import EngineCounters
+from outrider.target.gate import SpeculationGate
+from outrider.target.proposers import ProposerSet
+from outrider.target.running import Round, RunningSequence, StreamId
+from outrider.target.scheduler import Scheduler
+from outrider.target.step_times import StepTimer
+from outrider.target.verifier import Verifier
+
+__all__ = ["Emit", "EngineLoop"]
+
+
+class Emit(Protocol):
+    """Where the events of a step go: all events of one router in one call."""
+
+    def __call__(self, session_id: int, events: Sequence[EngineEvent]) -> None:
+        """Never blocks."""
+        ...
+
+
+class EngineLoop:
+    """One engine's loop over its parts. Single-threaded; the host calls `step` while there is work."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        gate: SpeculationGate,
+        proposers: ProposerSet,
+        verifier: Verifier,
+        counters: EngineCounters,
+        clock: Clock,
+        emit: Emit,
+    ) -> None:
+        self.scheduler = scheduler
+        self.gate = gate
+        self.proposers = proposers
+        self.counters = counters
+        self._verifier = verifier
+        self._clock = clock
+        self._emit = emit
+
+    def step(self) -> None:
+        """One round of every running sequence. Raises `EngineUnavailable` when the engine is gone."""
+        phase = StepTimer(self._clock, self.counters.seconds)
+        self._admit(self._clock.now())
+        proposals = self._propose()
+        phase.ends("propose")
+        batch = self.scheduler.schedule(proposals)
+        phase.ends("schedule")
+        verdicts = self._verifier.verify(batch)
+        phase.ends("verify")
+        rounds = self.scheduler.commit(batch, verdicts, self._clock.now())
+        self._plan(rounds)
+        self.proposers.inform(rounds)
+        phase.ends("commit")
+        self._emit_rounds(rounds)
+        phase.ends("emit")
+        self.counters.count_step(batch, rounds, seconds=phase.total_s)
+
+    def end(self, running: RunningSequence, *, failure: SequenceFailure | None = None) -> None:
+        """Take a sequence out before it has finished by itself, and tell its router."""
+        self.scheduler.remove(running)
+        self.proposers.forget(running)
+        self.counters.count_end(failed=failure is not None)
+        self._emit(running.stream.session_id, [running.end(self._clock.now(), failure=failure)])
+
+    def _admit(self, now: float) -> None:
+        for running in self.scheduler.expired(now):
+            message = "timeout_ms: the time limit of the request has passed"
+            self.end(running, failure=SequenceFailure(code=SequenceErrorCode.DEADLINE, message=message))
+        admitted = self.scheduler.admit(now)
+        self.gate.observe_load(len(self.scheduler.running))
+        self.proposers.prepare([one for one in admitted if self.gate.policy(one) is None])
+
+    def _propose(self) -> dict[int, Proposal]:
+        decoding = self.scheduler.decoding()
+        for running in decoding:
+            if running.plan.num_draft_tokens and (reason := self.gate.policy(running)) is not None:
+                # The load or the settings have changed since the round was planned.
+                running.plan = self.gate.off(reason)
+            if not running.plan.num_draft_tokens:
+                running.note(running.plan.reason)
+        proposals = self.proposers.collect([one for one in decoding if one.plan.num_draft_tokens > 0])
+        self.counters.drafted += sum(len(block) for block in proposals.values())
+        return proposals
+
+    def _plan(self, rounds: Sequence[Round]) -> None:
+        self.gate.observe_rounds(rounds)
+        self.gate.observe_load(len(self.scheduler.running))
+        going = [one.running for one in rounds if one.commit.finish is None]
+        self.gate.plan(going, self.proposers.availability)
+
+    def _emit_rounds(self, rounds: Sequence[Round]) -> None:
+        now = self._clock.now()
+        events: dict[int, list[EngineEvent]] = {}
+        for one in rounds:
+            stream: StreamId = one.running.stream
+            outbox = events.setdefault(stream.session_id, [])
+            outbox.append(
+                SequenceDelta(
+                    stream_key=stream.stream_key,
+                    first_token_index=one.commit.first_token_index,
+                    token_ids=one.commit.token_ids,
+                    logprobs=one.commit.logprobs,
+                )
+            )
+            if one.commit.finish is not None:
+                self._estimate(one.running)
+                self.counters.count_end(failed=False)
+                outbox.append(one.running.end(now))
+        for session_id, outbox in events.items():
+            self._emit(session_id, outbox)
+
+    def _estimate(self, running: RunningSequence) -> None:
+        length = running.sequence.stats.mean_acceptance_length
+        if length is not None:
+            running.estimated_speedup = self.counters.step_times.speedup(
+                batch_size=max(1, len(self.scheduler.running)), tokens_per_round=length
+            )
+
+    def status(self, engine_id: str) -> EngineStatus:
+        """A snapshot for routers and operators."""
+        reason = self.gate.engine_reason(self.proposers.problem())
+        running, counters = len(self.scheduler.running), self.counters
+        length = counters.mean_acceptance_length
+        speedup = counters.step_times.speedup(batch_size=running, tokens_per_round=length) if length else None
+        return EngineStatus(
+            engine_id=engine_id,
+            ready=True,
+            running=running,
+            waiting=self.scheduler.num_waiting,
+            kv_usage=self.scheduler.kv_usage,
+            mode=SpeculationMode.SEQUENTIAL if reason is SpeculationReason.ON else SpeculationMode.OFF,
+            reason=reason,
+            mean_num_draft_tokens=counters.mean_num_draft_tokens,
+            acceptance_rate=counters.recent_acceptance,
+            estimated_speedup=speedup,
+            draft_links=self.proposers.links(),
+            totals=counters.totals(),
+        )

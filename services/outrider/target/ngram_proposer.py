@@ -1,0 +1,78 @@
+"""Prompt look-up on the target's side: what followed the last time these words stood here."""
+
+from collections.abc import Iterable, Sequence
+
+from outrider.core.dispatch import DraftLinkStatus
+from outrider.core.proposal import Proposal
+from outrider.core.speculation import ProposalSource, SpeculationReason
+from outrider.decoding.ngram import NgramIndex
+from outrider.target.running import Round, RunningSequence
+
+__all__ = ["NgramProposer"]
+
+_NO_BLOCK_ID = 0
+"""Block ids name blocks on a draft link; these never travel as such."""
+
+
+class NgramProposer:
+    """Implements `Proposer` with one incremental index per sequence, made when first asked for."""
+
+    def __init__(self, *, min_n: int, max_n: int) -> None:
+        self._min_n = min_n
+        self._max_n = max_n
+        self._indexes: dict[int, tuple[NgramIndex, int]] = {}
+
+    def problem(self) -> SpeculationReason | None:
+        """It always can."""
+        return None
+
+    def availability(self, running: RunningSequence) -> SpeculationReason | None:
+        """It always can."""
+        return None
+
+    def prepare(self, admitted: Iterable[RunningSequence]) -> None:
+        """Nothing to do."""
+
+    def collect(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
+        """Look up each sequence; those without a match are left out."""
+        found = {}
+        for running in wanted:
+            token_ids = self._caught_up(running).propose(running.plan.num_draft_tokens)
+            if token_ids:
+                found[running.handle] = Proposal(
+                    base_len=running.sequence.committed_len,
+                    block_id=_NO_BLOCK_ID,
+                    token_ids=tuple(token_ids),
+                    source=ProposalSource.NGRAM,
+                )
+        return found
+
+    def inform(self, rounds: Sequence[Round]) -> None:
+        """Drop the indexes of finished sequences."""
+        for one in rounds:
+            if one.commit.finish is not None:
+                self.forget(one.running)
+
+    def explain(self, running: RunningSequence) -> SpeculationReason:
+        """It is on; the text just does not repeat itself here."""
+        return SpeculationReason.ON
+
+    def forget(self, running: RunningSequence) -> None:
+        """Drop its index."""
+        self._indexes.pop(running.handle, None)
+
+    def poll(self) -> None:
+        """Nothing arrives."""
+
+    def links(self) -> tuple[DraftLinkStatus, ...]:
+        """None."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+    def _caught_up(self, running: RunningSequence) -> NgramIndex:
+        index, known = self._indexes.get(running.handle) or (NgramIndex(min_n=self._min_n, max_n=self._max_n), 0)
+        index.extend(running.sequence.token_ids[known:])
+        self._indexes[running.handle] = (index, running.sequence.committed_len)
+        return index

@@ -1,0 +1,136 @@
+"""Where blocks come from: the port every proposer implements, and the choice between them.
+
+With a draft and n-grams together, the choice depends only on what was known before any token of
+the round was drawn (is a draft able to serve this sequence, did its block arrive), never on the
+drafted ids; so the rejection rule stays exact.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.core.dispatch import DraftLinkStatus
+from outrider.core.proposal import Proposal
+from outrider.core.speculation import SpeculationReason
+from outrider.target.running import Round, RunningSequence
+
+__all__ = ["Proposer", "ProposerCounters", "ProposerSet"]
+
+
+@dataclass(slots=True)
+class ProposerCounters:
+    """Raw counters of one engine's proposers."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    late: int = 0
+    stale: int = 0
+    invalid: int = 0
+
+
+class Proposer(Protocol):
+    """Offers blocks. Never changes a sequence; may count in its stats what arrived."""
+
+    def problem(self) -> SpeculationReason | None:
+        """Why it can serve no sequence at all right now; None when it can."""
+        ...
+
+    def availability(self, running: RunningSequence) -> SpeculationReason | None:
+        """Why it cannot serve this sequence now; None when it can."""
+        ...
+
+    def prepare(self, admitted: Iterable[RunningSequence]) -> None:
+        """These sequences will speculate: get ready for them."""
+        ...
+
+    def collect(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
+        """Blocks for the coming step by handle, at most `plan.num_draft_tokens` long each."""
+        ...
+
+    def inform(self, rounds: Sequence[Round]) -> None:
+        """These rounds are finished; `running.plan` holds what comes next."""
+        ...
+
+    def explain(self, running: RunningSequence) -> SpeculationReason:
+        """Why it offered nothing to a sequence that it was asked for."""
+        ...
+
+    def forget(self, running: RunningSequence) -> None:
+        """This sequence is gone."""
+        ...
+
+    def poll(self) -> None:
+        """Nothing runs: look at what has arrived meanwhile."""
+        ...
+
+    def links(self) -> tuple[DraftLinkStatus, ...]:
+        """Links to drafts, for operators."""
+        ...
+
+    def close(self) -> None:
+        """Stop."""
+        ...
+
+
+class ProposerSet:
+    """A draft link, n-grams, both or none, as one proposer: the draft first, n-grams in its stead."""
+
+    def __init__(self, proposers: Sequence[Proposer]) -> None:
+        self._proposers = tuple(proposers)
+
+    def problem(self) -> SpeculationReason | None:
+        """None when any proposer can serve."""
+        return self._first_reason([one.problem() for one in self._proposers])
+
+    def availability(self, running: RunningSequence) -> SpeculationReason | None:
+        """None when any proposer can serve this sequence."""
+        return self._first_reason([one.availability(running) for one in self._proposers])
+
+    def prepare(self, admitted: Iterable[RunningSequence]) -> None:
+        """Tell every proposer."""
+        admitted = list(admitted)
+        for one in self._proposers:
+            one.prepare(admitted)
+
+    def collect(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
+        """Ask in order; a later proposer is asked only for sequences that still have no block."""
+        found: dict[int, Proposal] = {}
+        for one in self._proposers:
+            missing = [running for running in wanted if running.handle not in found]
+            found.update(one.collect(missing))
+        for running in wanted:
+            if (block := found.get(running.handle)) is not None:
+                running.sequence.stats.drafted += len(block)
+                running.note(SpeculationReason.ON)
+            else:
+                running.note(self._proposers[0].explain(running))
+        return found
+
+    def inform(self, rounds: Sequence[Round]) -> None:
+        """Tell every proposer."""
+        for one in self._proposers:
+            one.inform(rounds)
+
+    def forget(self, running: RunningSequence) -> None:
+        """Tell every proposer."""
+        for one in self._proposers:
+            one.forget(running)
+
+    def poll(self) -> None:
+        """Let every proposer look."""
+        for one in self._proposers:
+            one.poll()
+
+    def links(self) -> tuple[DraftLinkStatus, ...]:
+        """Links of all proposers."""
+        return tuple(link for one in self._proposers for link in one.links())
+
+    def close(self) -> None:
+        """Stop them all."""
+        for one in self._proposers:
+            one.close()
+
+    def _first_reason(self, reasons: list[SpeculationReason | None]) -> SpeculationReason | None:
+        if not reasons:
+            return SpeculationReason.NOT_CONFIGURED
+        return None if None in reasons else reasons[0]

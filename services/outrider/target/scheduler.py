@@ -1,0 +1,236 @@
+"""Which sequences run in a step, with how many rows, on which KV blocks."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from outrider.core.proposal import Proposal
+from outrider.core.verdict import Verdict
+from outrider.engine.base import ForwardBatch, ForwardSlice
+from outrider.engine.sequence_kv import KVCache
+from outrider.target.config import TargetConfig
+from outrider.target.running import Round, RunningSequence
+
+__all__ = ["ScheduledRow", "Scheduler", "StepBatch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRow:
+    """One sequence in one step: a prefill chunk, or its last token and the proposed block."""
+
+    running: RunningSequence
+    forward: ForwardSlice
+    proposal: Proposal | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether this row commits tokens (a prefill chunk in the middle does not)."""
+        return self.forward.num_logits > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """The rows of one step, in forward order."""
+
+    rows: tuple[ScheduledRow, ...]
+    decodes_only: bool
+    """True when no row prefills."""
+
+    @property
+    def deciding(self) -> list[ScheduledRow]:
+        """Rows that get a verdict, in the order of their logits."""
+        return [row for row in self.rows if row.decides]
+
+    @property
+    def forward(self) -> ForwardBatch:
+        """The ragged forward of this step."""
+        return ForwardBatch(slices=tuple(row.forward for row in self.rows))
+
+
+class Scheduler:
+    """Continuous batching over paged KV. Only this class admits, preempts and ends sequences."""
+
+    def __init__(self, config: TargetConfig, kv: KVCache) -> None:
+        self._config = config
+        self._kv = kv
+        self._waiting: list[RunningSequence] = []
+        self._running: list[RunningSequence] = []  # oldest first
+        self.num_preemptions = 0
+
+    @property
+    def running(self) -> Sequence[RunningSequence]:
+        """Admitted sequences, oldest first. Valid until the next call that changes the scheduler."""
+        return self._running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for admission."""
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running or self._waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV blocks in use."""
+        return self._kv.usage
+
+    def all(self) -> Iterator[RunningSequence]:
+        """Every sequence, running or waiting."""
+        yield from self._running
+        yield from self._waiting
+
+    def can_submit(self) -> bool:
+        """Whether the waiting line has room."""
+        return len(self._waiting) < self._config.max_waiting_seqs or self._has_free_seat()
+
+    def fits_alone(self, length: int) -> bool:
+        """Whether a sequence of this final length fits into an empty pool."""
+        return length <= self._kv.capacity_tokens
+
+    def submit(self, running: RunningSequence) -> None:
+        """Put a sequence in line: higher priority first, then order of arrival."""
+        self._waiting.append(running)
+        self._waiting.sort(key=lambda one: (-one.sequence.request.priority, one.handle))
+
+    def admit(self, now: float) -> list[RunningSequence]:
+        """Move waiting sequences into the batch while seats and blocks last; return the new ones.
+
+        The line is strict: nobody overtakes a sequence that does not fit yet.
+        """
+        admitted = []
+        while self._waiting and self._has_free_seat():
+            candidate = self._waiting[0]
+            cached = self._kv.open(candidate.handle, candidate.sequence.token_ids)
+            if not self._kv.can_reserve(candidate.handle, candidate.sequence.committed_len + 1):
+                self._kv.close(candidate.handle)
+                break
+            # Reserved now: otherwise several admissions of one step would count the same blocks.
+            self._kv.reserve(candidate.handle, candidate.sequence.committed_len)
+            self._waiting.pop(0)
+            if candidate.admitted_at is None:
+                candidate.admitted_at = now
+                candidate.cached_prompt_tokens = min(cached, candidate.sequence.prompt_len)
+            self._running.append(candidate)
+            self._running.sort(key=lambda one: one.handle)
+            admitted.append(candidate)
+        return admitted
+
+    def remove(self, running: RunningSequence) -> None:
+        """Take a sequence out, wherever it stands, and free its KV."""
+        if running in self._running:
+            self._running.remove(running)
+            self._kv.close(running.handle)
+        else:
+            self._waiting.remove(running)
+
+    def expired(self, now: float) -> list[RunningSequence]:
+        """Sequences whose deadline has passed."""
+        return [one for one in self.all() if one.deadline is not None and now >= one.deadline]
+
+    def decoding(self) -> list[RunningSequence]:
+        """Running sequences that decode in the next step: all of their text but the last token is in KV."""
+        return [one for one in self._running if self._pending(one) == 1]
+
+    def schedule(self, proposals: Mapping[int, Proposal]) -> StepBatch:
+        """Build the step: decode and verify rows first, then prefill chunks within the token budget.
+
+        Reserves the blocks that the step writes. When they run out, drafted tokens go first, then
+        the youngest sequences are preempted (recomputed later); the oldest always runs.
+        """
+        rows: list[ScheduledRow] = []
+        budget = self._config.max_num_batched_tokens
+        # Every decoding sequence keeps one row, whatever the blocks before it ask for.
+        spare = budget - len(self._running)
+        for running in list(self._running):
+            if running not in self._running or self._pending(running) != 1:
+                continue
+            proposal = proposals.get(running.handle)
+            proposal = proposal.trimmed(max(0, spare)) if proposal is not None else None
+            row = self._decode_row(running, proposal)
+            if row is not None:
+                rows.append(row)
+                spare -= len(row.forward.token_ids) - 1
+        num_decoding = len(rows)
+        budget -= sum(len(row.forward.token_ids) for row in rows)
+        for running in self._running:
+            if self._pending(running) > 1 and budget > 0:
+                row = self._prefill_row(running, budget)
+                rows.append(row)
+                budget -= len(row.forward.token_ids)
+        return StepBatch(rows=tuple(rows), decodes_only=bool(rows) and len(rows) == num_decoding)
+
+    def commit(self, batch: StepBatch, verdicts: Iterable[Verdict], now: float) -> list[Round]:
+        """Apply verdicts in batch order: commit text, roll KV back to it, free what has finished."""
+        rounds = []
+        pending = iter(verdicts)
+        for row in batch.rows:
+            running, sequence = row.running, row.running.sequence
+            end = row.forward.start + len(row.forward.token_ids)
+            if not row.decides:
+                self._kv.advance(running.handle, sequence.token_ids, end)
+                continue
+            if running.prefilled_at is None:
+                running.prefilled_at = now
+            base_len = sequence.committed_len
+            commit = sequence.commit(next(pending))
+            if running.first_token_at is None:
+                running.first_token_at = now
+            # The last committed token has no KV yet; rejected rows are overwritten by later steps.
+            self._kv.advance(running.handle, sequence.token_ids, base_len + commit.num_accepted)
+            if commit.finish is not None:
+                self.remove(running)
+            rounds.append(Round(running=running, proposal=row.proposal, commit=commit))
+        return rounds
+
+    def _has_free_seat(self) -> bool:
+        return len(self._running) < self._config.max_num_seqs
+
+    def _pending(self, running: RunningSequence) -> int:
+        """Committed tokens without KV; 1 means that the sequence decodes."""
+        return running.sequence.committed_len - self._kv.computed_len(running.handle)
+
+    def _decode_row(self, running: RunningSequence, proposal: Proposal | None) -> ScheduledRow | None:
+        sequence = running.sequence
+        block = proposal if proposal is not None and len(proposal) else None
+        if block is not None and not self._kv.can_reserve(running.handle, sequence.committed_len + len(block)):
+            block = None
+        while not self._kv.can_reserve(running.handle, sequence.committed_len):
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is running:
+                return None
+        drafted = block.token_ids if block is not None else ()
+        self._kv.reserve(running.handle, sequence.committed_len + len(drafted))
+        return ScheduledRow(
+            running=running,
+            proposal=block,
+            forward=ForwardSlice(
+                token_ids=(sequence.token_ids[-1], *drafted),
+                start=sequence.committed_len - 1,
+                block_table=self._kv.block_table(running.handle),
+                num_logits=1 + len(drafted),
+            ),
+        )
+
+    def _prefill_row(self, running: RunningSequence, budget: int) -> ScheduledRow:
+        sequence = running.sequence
+        start = self._kv.computed_len(running.handle)
+        end = min(start + min(budget, self._config.prefill_chunk_tokens), sequence.committed_len)
+        return ScheduledRow(
+            running=running,
+            forward=ForwardSlice(
+                token_ids=sequence.token_ids[start:end],
+                start=start,
+                block_table=self._kv.block_table(running.handle),
+                num_logits=1 if end == sequence.committed_len else 0,
+            ),
+        )
+
+    def _preempt(self, running: RunningSequence) -> None:
+        """Free a sequence's KV and put it first in line; its text and its draft stay."""
+        self.num_preemptions += 1
+        self._running.remove(running)
+        self._kv.close(running.handle)
+        self._waiting.insert(0, running)

@@ -1,0 +1,40 @@
+"""Run the forward of a step and judge every row by the target's own law."""
+
+from outrider.core.verdict import Verdict
+from outrider.decoding.verify import VerifyRow, verify
+from outrider.engine.base import ModelEngine
+from outrider.target.scheduler import ScheduledRow, StepBatch
+
+__all__ = ["Verifier"]
+
+
+class Verifier:
+    """One ragged forward, one verdict per deciding row. Changes nothing but the engine's KV."""
+
+    def __init__(self, engine: ModelEngine, *, num_valid_ids: int) -> None:
+        self._engine = engine
+        self._num_valid_ids = num_valid_ids
+        """Ids at or above this are padding of the logits and can never be drawn."""
+
+    def verify(self, batch: StepBatch) -> list[Verdict]:
+        """Return the verdicts of `batch.deciding`, in order. Raises `EngineUnavailable`."""
+        logits = self._engine.forward(batch.forward)
+        deciding = batch.deciding
+        if not deciding:
+            return []
+        return verify(logits, [_verify_row(row) for row in deciding], num_valid_ids=self._num_valid_ids)
+
+
+def _verify_row(row: ScheduledRow) -> VerifyRow:
+    sequence = row.running.sequence
+    request = sequence.request
+    return VerifyRow(
+        sampling=request.sampling,
+        prefix=sequence.token_ids,
+        prompt_len=sequence.prompt_len,
+        noise_key=request.noise_key,
+        draft_token_ids=row.proposal.token_ids if row.proposal is not None else (),
+        draft_laws=row.proposal.laws if row.proposal is not None else (),
+        rule=request.speculation.rule,
+        num_top_logprobs=request.top_logprobs,
+    )
