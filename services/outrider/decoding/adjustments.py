@@ -108,5 +108,5 @@ def _penalize_(logits: Tensor, block: LawBlock) -> None:
     penalty = sampling.repetition_penalty
     values = torch.where(repeated, torch.where(values > 0, values / penalty, values * penalty), values)
     values -= sampling.frequency_penalty * counts
-    values -= sampling.presence_penalty * (counts > 0)
+    values -= sampling.presence_penalty * (counts > 0).to(values.dtype)
     logits[:, ids] = values

@@ -35,6 +35,8 @@ class ProposeRow:
     rule: VerificationRule
     q_top_k: int
     """Rejection rule: how many (token id, probability) pairs of q are transmitted at most."""
+    num_ranked: int = 0
+    """How many likely tokens of this position to report, for outcome tables."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt_len <= len(self.prefix):
@@ -53,6 +55,10 @@ class ProposedToken:
     margin: float
     """Perturbed log-weight of the token minus the runner-up's; infinite if it had no rival. Whether a
     token is verified must not depend on it under the rejection rule."""
+    ranked_token_ids: tuple[int, ...] = ()
+    """The likeliest outcomes of this position, best first: by perturbed weight, the drawn token
+    first, under the coupled rule; by q (and no more of them than q has) under the rejection rule,
+    whose noise says nothing of the target's draw. At most `num_ranked`."""
 
 
 @torch.no_grad()
@@ -89,15 +95,19 @@ def _with_target_noise(law: Tensor, rows: Sequence[ProposeRow]) -> list[Proposed
     token_ids = first_argmax(scores).unsqueeze(1)
     best = scores.gather(1, token_ids)
     rivals = scores.scatter(1, token_ids, -torch.inf).amax(1, keepdim=True)
-    packed = torch.cat([token_ids.double(), (best - rivals).double()], dim=1).tolist()
-    return [
-        ProposedToken(
-            token_id=int(token_id),
-            law=point_mass(int(token_id)) if row.rule is VerificationRule.REJECTION else None,
-            margin=margin,
+    num_ranked = min(max(row.num_ranked for row in rows), scores.shape[1])
+    values, ranked = scores.topk(num_ranked, dim=1)
+    ranked = ranked.where(values > -torch.inf, token_ids)  # removed tokens are no outcome
+    packed = torch.cat([(best - rivals).double(), token_ids.double(), ranked.double()], dim=1).tolist()
+    proposed = []
+    for row, (margin, *ids) in zip(rows, packed, strict=True):
+        # The drawn token leads even if topk ordered a tie otherwise; a dict keeps the first of each.
+        outcomes = tuple(dict.fromkeys(int(i) for i in ids))
+        q = point_mass(outcomes[0]) if row.rule is VerificationRule.REJECTION else None
+        proposed.append(
+            ProposedToken(token_id=outcomes[0], law=q, margin=margin, ranked_token_ids=outcomes[: row.num_ranked])
         )
-        for row, (token_id, margin) in zip(rows, packed, strict=True)
-    ]
+    return proposed
 
 
 def _from_transmitted_law(law: Tensor, rows: Sequence[ProposeRow]) -> list[ProposedToken]:
@@ -110,15 +120,19 @@ def _from_transmitted_law(law: Tensor, rows: Sequence[ProposeRow]) -> list[Propo
     seeds = seed_rows([_counter(row, Purpose.DRAFT) for row in rows], device=law.device)
     noise = gumbel_at(seeds.repeat_interleave(width, 0), ids.flatten()).view(ids.shape)
     scores = probs.log() + noise
-    top = scores.topk(min(2, width), dim=1).values.double()
-    margins = (top[:, 0] - top[:, 1]).tolist() if width > 1 else [float("inf")] * len(rows)
-    places = scores.argmax(1)
-    packed = torch.stack([ids.double(), probs.double()]).tolist()
+    places = scores.argmax(1, keepdim=True)
+    rivals = scores.scatter(1, places, -torch.inf).amax(1, keepdim=True)
+    margins = (scores.gather(1, places) - rivals).double()
+    # One copy to the host: [rows, margin | drawn id | ids | probabilities].
+    drawn = ids.gather(1, places).double()
+    packed = torch.cat([margins, drawn, ids.double(), probs.double()], dim=1).tolist()
     proposed = []
-    for row_ids, row_probs, place, margin in zip(packed[0], packed[1], places.tolist(), margins, strict=True):
-        kept = [(int(i), prob) for i, prob in zip(row_ids, row_probs, strict=True) if prob > 0]
+    for row, (margin, token_id, *rest) in zip(rows, packed, strict=True):
+        kept = [(int(i), prob) for i, prob in zip(rest[:width], rest[width : 2 * width], strict=True) if prob > 0]
         q = SparseLaw(token_ids=tuple(i for i, _ in kept), probs=tuple(prob for _, prob in kept))
-        proposed.append(ProposedToken(token_id=int(row_ids[place]), law=q, margin=margin))
+        proposed.append(
+            ProposedToken(token_id=int(token_id), law=q, margin=margin, ranked_token_ids=q.token_ids[: row.num_ranked])
+        )
     return proposed
 
 
