@@ -52,7 +52,9 @@ def random_model(config: Any, *, dtype: torch.dtype = torch.float32, seed: int =
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model.to(dtype).eval()
+    model.to(dtype=dtype)  # type: ignore[call-arg]
+    model.eval()
+    return model
 
 
 def save_random_model(folder: Path, config: Any) -> PreTrainedModel:

@@ -1,0 +1,78 @@
+"""What an engine is built from. Standard library only: settings are checked before torch is loaded."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from outrider.core.errors import ConfigError
+from outrider.engine.models.prepare import default_cache_dir
+
+if TYPE_CHECKING:
+    from outrider.engine.scripted import ScriptedConfig
+
+__all__ = ["DType", "EngineConfig", "EngineKind", "Quantization"]
+
+EngineKind = Literal["torch", "scripted"]
+DType = Literal["float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int4"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How to build one engine. Raises `ConfigError` naming the field that cannot work."""
+
+    model: str
+    """A packaged model's name, a model folder, or a hub id; unused by `scripted`."""
+    kind: EngineKind = "torch"
+    """`torch` runs a model; `scripted` is the fake that one computes by hand."""
+    scripted: "ScriptedConfig | None" = None
+    """Sizes and formula of a `scripted` engine, which takes nothing else from here."""
+    cache_dir: Path = field(default_factory=default_cache_dir)
+    """Where packaged models are prepared."""
+    device: str = "cpu"
+    """A torch device."""
+    dtype: DType = "float32"
+    """Type of weights, activations and KV. Logits are float32 always."""
+    quantization: Quantization = "none"
+    """`int4` keeps the decoder layers in four bits: for a draft, never for a target."""
+    block_size: int = 16
+    """Token positions per KV block."""
+    num_blocks: int | None = None
+    """KV blocks in the pool. Give this or `kv_bytes`."""
+    kv_bytes: int | None = None
+    """Bytes per rank for the KV pool; as many blocks as fit. Give this or `num_blocks`."""
+    max_model_len: int | None = None
+    """Positions of the longest sequence; without it, what the model was trained for."""
+    tensor_parallel_size: int = 1
+    """Ranks that share the model, one process each."""
+    threads: int = 1
+    """Threads of the matrix products. More than the free cores makes a step many times slower."""
+    peer_timeout_s: float = 30.0
+    """Seconds after which a rank that waits for another gives the group up."""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "scripted") != (self.scripted is not None):
+            raise ConfigError("kind, scripted: a scripted engine, and no other, needs its own section")
+        if self.kind == "torch":
+            self._check_torch()
+
+    def _check_torch(self) -> None:
+        for name in ("block_size", "tensor_parallel_size", "threads", "peer_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}: {getattr(self, name)} is not above 0")
+        for name in ("num_blocks", "kv_bytes", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name}: {value} is not above 0")
+        if (self.num_blocks is None) == (self.kv_bytes is None):
+            raise ConfigError("num_blocks, kv_bytes: give exactly one of them")
+        if self.quantization == "int4":
+            self._check_int4()
+
+    def _check_int4(self) -> None:
+        if self.dtype != "bfloat16":
+            raise ConfigError("quantization: int4 has bfloat16 activations; set dtype to bfloat16")
+        if not self.device.startswith("cpu"):
+            raise ConfigError(f"quantization: int4 runs on the CPU only, not on {self.device}")
+        if self.tensor_parallel_size > 1:
+            raise ConfigError("quantization: int4 is for a draft in one process; set tensor_parallel_size to 1")

@@ -1,0 +1,89 @@
+"""Build an engine from its configuration."""
+
+from typing import TYPE_CHECKING
+
+from outrider.core.errors import ConfigError
+from outrider.engine.base import EngineLimits, ModelEngine
+from outrider.engine.config import EngineConfig
+from outrider.engine.models.prepare import Progress
+from outrider.engine.models.resolve import resolve
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.engine.shape import ModelShape
+
+__all__ = ["build_engine", "limits_for", "torch_dtype"]
+
+
+def build_engine(config: EngineConfig, progress: Progress) -> ModelEngine:
+    """Prepare and load the model, and allocate its KV. Takes seconds; a first preparation, a minute.
+
+    Sets the number of torch threads of this process. Raises `ConfigError` or `CompatibilityError`
+    naming what cannot work.
+    """
+    if config.scripted is not None:
+        from outrider.engine.scripted import ScriptedEngine
+
+        return ScriptedEngine(config.scripted)
+    if config.tensor_parallel_size > 1:
+        raise ConfigError("tensor_parallel_size: above 1 every rank builds its own part; see engine.tensor_parallel")
+    return _build_torch(config, progress)
+
+
+def _build_torch(config: EngineConfig, progress: Progress) -> ModelEngine:
+    import torch
+
+    from outrider.engine.loading import load_causal_lm, load_config
+    from outrider.engine.packing import pack_model, pack_model_int4
+    from outrider.engine.shape import ModelShape
+    from outrider.engine.torch_engine import TorchEngine
+
+    torch.set_num_threads(config.threads)
+    folder = resolve(config.model, config.cache_dir, progress)
+    dtype = torch_dtype(config)
+    shape = ModelShape.of_config(load_config(folder))
+    # Before the weights are read: a setting that cannot work should say so at once.
+    limits = limits_for(config, shape, dtype)
+    model = load_causal_lm(folder, dtype)
+    model.to(device=config.device)  # type: ignore[call-arg]
+    if config.quantization == "int4":
+        pack_model_int4(model)
+    else:
+        pack_model(model)
+    return TorchEngine(model, shape, limits)
+
+
+def torch_dtype(config: EngineConfig) -> "torch.dtype":
+    """The torch type of `config.dtype`."""
+    import torch
+
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[config.dtype]
+
+
+def limits_for(config: EngineConfig, shape: "ModelShape", dtype: "torch.dtype") -> EngineLimits:
+    """What an engine of this configuration holds; `shape` is the whole model's.
+
+    Every rank of a group computes the same: blocks are counted for the largest shard. Raises
+    `ConfigError` when the settings do not fit each other or the model.
+    """
+    from outrider.engine.sizing import blocks_that_fit, largest_shard
+
+    max_model_len = shape.max_positions if config.max_model_len is None else config.max_model_len
+    if max_model_len > shape.max_positions:
+        raise ConfigError(f"max_model_len: {max_model_len} is above the model's {shape.max_positions} positions")
+    shard = largest_shard(shape, config.tensor_parallel_size)
+    num_blocks = config.num_blocks or blocks_that_fit(
+        shard, kv_bytes=config.kv_bytes or 0, block_size=config.block_size, dtype=dtype
+    )
+    if num_blocks * config.block_size < max_model_len:
+        raise ConfigError(
+            f"{num_blocks} KV blocks of {config.block_size} positions do not hold one sequence of "
+            f"max_model_len {max_model_len}: raise num_blocks or kv_bytes, or lower max_model_len"
+        )
+    return EngineLimits(
+        vocab_size=shape.vocab_size,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+    )
