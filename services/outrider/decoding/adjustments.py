@@ -4,7 +4,6 @@ Each block is 1 + k consecutive rows of one sequence; row j follows the committe
 j draft tokens, and its counts include those.
 """
 
-from collections import Counter as Multiset
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,25 +87,29 @@ def _keep_only_(logits: Tensor, token_ids: list[int]) -> None:
 
 def _penalize_(logits: Tensor, block: LawBlock) -> None:
     """Apply repetition (prompt and output), then frequency and presence (output only) penalties."""
-    sampling, drafted = block.sampling, block.draft_token_ids
-    device, vocab = logits.device, logits.shape[1]
-    occurring = Multiset(block.prefix[block.prompt_len :])
-    seen = set(occurring)
-    if sampling.repetition_penalty != 1.0:
-        seen.update(block.prefix[: block.prompt_len])
-    ids = [i for i in sorted(seen.union(drafted)) if 0 <= i < vocab]
-    base = torch.tensor([occurring[i] for i in ids], dtype=logits.dtype)
-    in_prefix = torch.tensor([i in seen for i in ids], dtype=torch.bool)
+    sampling, (device, vocab, dtype) = block.sampling, (logits.device, logits.shape[1], logits.dtype)
+    output = _token_tensor(block.prefix[block.prompt_len :], vocab)
+    prompt = _token_tensor(block.prefix[: block.prompt_len] if sampling.repetition_penalty != 1.0 else (), vocab)
+    drafted = torch.tensor(block.draft_token_ids, dtype=torch.int64)  # [k]
+    ids = torch.cat([prompt, output, drafted]).unique()  # [ids], the only columns that change
+    output_counts = output.bincount(minlength=vocab)[ids]
+    in_prompt = prompt.bincount(minlength=vocab)[ids] > 0
     # Row j counts the drafted tokens before it: an exclusive running sum over the block.
-    hits = torch.tensor(drafted, dtype=torch.int64).unsqueeze(1) == torch.tensor(ids, dtype=torch.int64)  # [k, ids]
-    drafted_counts = torch.zeros(block.num_rows, len(ids), dtype=logits.dtype)
-    drafted_counts[1:] = hits.to(logits.dtype).cumsum(0)
-    counts = (base + drafted_counts).to(device)  # [1 + k, ids]
-    repeated = (in_prefix | (drafted_counts > 0)).to(device)  # [1 + k, ids]
+    counts = torch.zeros(block.num_rows, len(ids), dtype=torch.int64)
+    counts[1:] = (drafted.unsqueeze(1) == ids).cumsum(0)
+    counts += output_counts
+    repeated = (in_prompt | (counts > 0)).to(device)  # [1 + k, ids]
+    ids, counts = ids.to(device), counts.to(device=device, dtype=dtype)
 
     values = logits[:, ids]
     penalty = sampling.repetition_penalty
     values = torch.where(repeated, torch.where(values > 0, values / penalty, values * penalty), values)
     values -= sampling.frequency_penalty * counts
-    values -= sampling.presence_penalty * (counts > 0).to(values.dtype)
+    values -= sampling.presence_penalty * counts.clamp(max=1)
     logits[:, ids] = values
+
+
+def _token_tensor(token_ids: Sequence[int], vocab: int) -> Tensor:
+    """The ids that lie in the vocabulary: int64, at most [token_ids]."""
+    ids = torch.tensor(token_ids, dtype=torch.int64)
+    return ids[(ids >= 0) & (ids < vocab)]

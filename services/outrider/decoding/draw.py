@@ -41,13 +41,14 @@ def perturbed(log_weights: Tensor, rows: Sequence[DrawRow]) -> Tensor:
     seeds = seed_rows([row.counter for row in rows if row.counter is not None], device=log_weights.device)
     noisy = [i for i, row in enumerate(rows) if row.counter is not None]
     if len(dense) == len(rows):
-        return log_weights + gumbel_rows(seeds, log_weights.shape[1])
+        return gumbel_rows(seeds, log_weights.shape[1]).to(log_weights.dtype).add_(log_weights)
     scores = log_weights.clone()
     place = {row: index for index, row in enumerate(noisy)}
     if dense:
         scores[dense] += gumbel_rows(seeds[[place[i] for i in dense]], log_weights.shape[1])
     if sparse:
-        kept_row, kept_id = (log_weights[sparse] > -torch.inf).nonzero().unbind(1)
+        candidates = log_weights if len(sparse) == len(rows) else log_weights[sparse]
+        kept_row, kept_id = (candidates > -torch.inf).nonzero().unbind(1)
         noise = gumbel_at(seeds[[place[i] for i in sparse]][kept_row], kept_id)
         target_row = torch.tensor(sparse, device=scores.device)[kept_row]
         scores[target_row, kept_id] += noise.to(scores.dtype)

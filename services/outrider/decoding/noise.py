@@ -26,7 +26,7 @@ def gumbel(key: int, position: int, purpose: Purpose, token_ids: Tensor | int) -
     """
     ids = torch.arange(token_ids) if isinstance(token_ids, int) else token_ids
     seeds = seed_rows([Counter(key=key, position=position, purpose=purpose)], device=ids.device)
-    return words_to_gumbel(_hash(_premix(ids.reshape(1, -1)), seeds)).reshape(ids.shape)
+    return _noise(_premix(ids.reshape(1, -1)), seeds).view(ids.shape)
 
 
 def seed_rows(counters: Sequence[Counter], *, device: torch.device) -> Tensor:
@@ -39,18 +39,22 @@ def seed_rows(counters: Sequence[Counter], *, device: torch.device) -> Tensor:
 def gumbel_rows(seeds: Tensor, num_tokens: int) -> Tensor:
     """Noise for token ids 0 … num_tokens - 1 of every row of `seeds` [rows, 2]: [rows, num_tokens]."""
     ids = torch.arange(num_tokens, dtype=torch.int32, device=seeds.device)
-    return words_to_gumbel(_hash(_premix(ids), seeds))
+    return _noise(_premix(ids), seeds)
 
 
 def gumbel_at(seeds: Tensor, token_ids: Tensor) -> Tensor:
     """Noise for single tokens: seeds [tokens, 2] and token_ids [tokens] give [tokens]."""
-    return words_to_gumbel(_hash(_premix(token_ids).unsqueeze(1), seeds)).squeeze(1)
+    return _noise(_premix(token_ids).unsqueeze(1), seeds).squeeze(1)
 
 
 def words_to_gumbel(words: Tensor) -> Tensor:
     """Random 32-bit words (int32 bit patterns, any shape) to finite float32 Gumbel noise."""
-    # [..., tokens]
-    minus_u = words.view(torch.uint32).to(torch.float32).add_(0.5).mul_(-(2.0**-32))
+    return _to_gumbel(words, torch.empty_like(words, dtype=torch.float32))
+
+
+def _to_gumbel(words: Tensor, noise: Tensor) -> Tensor:
+    """`words_to_gumbel` into `noise`, a float32 tensor of the same shape."""
+    minus_u = noise.copy_(words.view(torch.uint32)).add_(0.5).mul_(-(2.0**-32))
     exponential = minus_u.clamp_(min=-_BELOW_ONE).log1p_().neg_()
     return exponential.log_().neg_()
 
@@ -66,10 +70,11 @@ def _premix(token_ids: Tensor) -> Tensor:
     return _xor_shift(words, 15, scratch)
 
 
-def _hash(premixed: Tensor, seeds: Tensor) -> Tensor:
-    """Random words [rows, tokens] from premixed ids ([tokens] or [rows, tokens]) and seeds [rows, 2].
+def _noise(premixed: Tensor, seeds: Tensor) -> Tensor:
+    """Noise [rows, tokens] from premixed ids ([tokens] or [rows, tokens]) and seeds [rows, 2].
 
     int32 products wrap around modulo 2**32, which is what the definition in `keys.hash_word` asks.
+    Everything happens in two buffers: fresh memory costs more than the arithmetic on a CPU.
     """
     words = premixed ^ seeds[:, :1]
     scratch = torch.empty_like(words)
@@ -79,7 +84,8 @@ def _hash(premixed: Tensor, seeds: Tensor) -> Tensor:
     words.mul_(_signed(0x31848BAB))
     _xor_shift(words, 14, scratch)
     words.mul_(_signed(0x2C1B3C6D))
-    return _xor_shift(words, 16, scratch)
+    _xor_shift(words, 16, scratch)
+    return _to_gumbel(words, scratch.view(torch.float32))
 
 
 def _xor_shift(words: Tensor, bits: int, scratch: Tensor) -> Tensor:

@@ -72,7 +72,9 @@ def _rank_cuts(rows: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, 
         weights = values.double().exp()
         weights *= torch.arange(count, device=rows.device) < limit.unsqueeze(1)
         # The nucleus is taken from the law that top-k left.
-        total = torch.where(limit <= count, weights.sum(1), rows.exp().sum(1, dtype=torch.float64))
+        total = weights.sum(1)
+        if max(limits) > count:
+            total = torch.where(limit <= count, total, rows.exp().sum(1).double())
         top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64).to(rows.device)
         goal = torch.where(top_p < 1, top_p * total, torch.inf)
         mass = weights.cumsum(1)
