@@ -4,6 +4,7 @@ __all__ = ["DraftWait"]
 
 _SMOOTHING = 0.2
 _MARGIN = 3.0  # a round trip may take this many times its mean before it counts as late
+_FLOOR_S = 0.002  # a mean near zero must not make one slow hop look like a loss
 _MAX_REST_ROUNDS = 64
 
 
@@ -47,7 +48,8 @@ class DraftWait:
         """Seconds that the current round may still wait; 0 or less means go on."""
         if self.suspect or self._started_at is None:
             return 0.0
-        budget = self._limit_s if self._mean_s is None else min(self._limit_s, _MARGIN * self._mean_s)
+        expected = self._limit_s if self._mean_s is None else max(_FLOOR_S, _MARGIN * self._mean_s)
+        budget = min(self._limit_s, expected)
         return self._started_at + budget - now
 
     def answered(self, now: float) -> None:
