@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 from outrider.core.errors import ConfigError
 from outrider.core.speculation import VerificationRule
 
-__all__ = ["UNSUPPORTED_FIELDS", "AdmissionLimits", "RouterLimits"]
+__all__ = ["MIN_TEXT_LEN", "UNSUPPORTED_FIELDS", "AdmissionLimits", "RouterLimits"]
 
 UNSUPPORTED_FIELDS = ("json_schema", "regex", "grammar", "adapter")
 """Fields of the contract that no engine honours; refused by name."""
+
+MIN_TEXT_LEN = 2
+"""The shortest text: one prompt token and one output token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +67,8 @@ class RouterLimits:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("model: is empty")
-        if self.max_model_len < 2:
-            raise ConfigError(f"max_model_len: {self.max_model_len} is below 2 (one prompt and one output token)")
+        if self.max_model_len < MIN_TEXT_LEN:
+            raise ConfigError(f"max_model_len: {self.max_model_len} is below {MIN_TEXT_LEN}")
         if self.max_num_speculative_tokens < 0:
             raise ConfigError(f"max_num_speculative_tokens: {self.max_num_speculative_tokens} is below 0")
         for name in ("max_choices", "max_prompt_chars", "default_timeout_ms", "max_timeout_ms"):

@@ -59,7 +59,7 @@ def plan_request(
     )
     _check_resume_ids(request.resume_token_ids, stop)
     return RequestPlan(
-        request_id=request.request_id or secrets.token_hex(16),
+        request_id=request.request_id,
         model=limits.model,
         prompt_token_ids=prompt_token_ids,
         resume_token_ids=request.resume_token_ids,

@@ -1,0 +1,278 @@
+"""The router as a `GenerationService`: refuse or run, stream, abort, drain."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from outrider import __version__
+from outrider.core.dispatch import EngineStatus, SequenceEnd
+from outrider.core.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineUnavailable,
+    ModelNotFound,
+    OutriderError,
+    Overloaded,
+    RequestAborted,
+)
+from outrider.core.generation import (
+    Caller,
+    ChoiceEnd,
+    GenerationAccepted,
+    GenerationEvent,
+    GenerationRequest,
+    ModelDescription,
+    TextDelta,
+)
+from outrider.core.policy import GateSettings
+from outrider.core.request import SequenceRequest
+from outrider.router.admission import Admission
+from outrider.router.codec import TextCodec, encode_prompt
+from outrider.router.dispatch import Dispatcher
+from outrider.router.engine_link import EngineLink
+from outrider.router.engine_pool import EnginePool
+from outrider.router.inbox import ChoiceEvent, RequestInbox
+from outrider.router.limits import UNSUPPORTED_FIELDS, RouterLimits
+from outrider.router.metrics import NoMetrics, RouterMetrics
+from outrider.router.plan import RequestPlan
+from outrider.router.registry import RequestRegistry, RunningRequest
+from outrider.router.stream import ChoiceStream
+from outrider.router.timing import TimeSource
+from outrider.router.validation import check_fields, plan_request, resume_text
+
+__all__ = ["AbortBroadcast", "RouterService", "ServiceSettings"]
+
+AbortBroadcast = Callable[[str, Caller], Awaitable[bool]]
+"""Asks the other routers' `abort_local`; True if one of them had the request."""
+
+_OFF_LOOP_TOKENS = 512
+"""Resumed outputs of at least this many tokens are detokenized in a thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """What is fixed for the life of a router."""
+
+    max_buffered_events: int = 4096
+    """Engine events of one choice that may wait for its client; one step makes one."""
+    backstop_grace_s: float = 5.0
+    """The router ends a request this long after its time limit, should the engine not have."""
+
+    def __post_init__(self) -> None:
+        if self.max_buffered_events < 1:
+            raise ConfigError(f"max_buffered_events: {self.max_buffered_events} is below 1")
+        if self.backstop_grace_s < 0:
+            raise ConfigError(f"backstop_grace_s: {self.backstop_grace_s} is below 0")
+
+
+class RouterService:
+    """Implements `core.ports.GenerationService` over a pool of engines. Used on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        codec: TextCodec,
+        pool: EnginePool,
+        limits: RouterLimits,
+        time: TimeSource,
+        dispatcher: Dispatcher | None = None,
+        metrics: RouterMetrics | None = None,
+        broadcast_abort: AbortBroadcast | None = None,
+        settings: ServiceSettings | None = None,
+    ) -> None:
+        self._codec = codec
+        self._pool = pool
+        self._limits = limits
+        self._time = time
+        self._dispatcher = Dispatcher() if dispatcher is None else dispatcher
+        self._metrics: RouterMetrics = NoMetrics() if metrics is None else metrics
+        self._broadcast_abort = broadcast_abort
+        self._settings = ServiceSettings() if settings is None else settings
+        self._admission = Admission(limits.admission, time)
+        self._registry = RequestRegistry()
+        self._draining = False
+
+    @property
+    def running_requests(self) -> int:
+        """Requests in flight."""
+        return len(self._registry)
+
+    async def start(self) -> None:
+        """Connect to the engines."""
+        await self._pool.start()
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait until the running ones have ended; the caller bounds the wait."""
+        self._draining = True
+        await self._registry.wait_empty()
+
+    async def close(self) -> None:
+        """Fail what still runs and leave the engines. Idempotent."""
+        self._draining = True
+        for running in self._registry:
+            running.fail(EngineUnavailable("this router is shutting down"))
+        await self._pool.close()
+
+    async def stream(self, request: GenerationRequest, caller: Caller) -> AsyncIterator[GenerationEvent]:
+        """Run a request. Closing the iterator aborts it. Raises `OutriderError`s only."""
+        try:
+            running = self._enter(request, caller)
+        except OutriderError as error:
+            self._metrics.request_refused(error=type(error).__name__)
+            raise
+        try:
+            plan, choices = await self._prepare(replace(request, request_id=running.request_id))
+            self._launch(running, plan, caller)
+            yield GenerationAccepted(
+                request_id=plan.request_id,
+                model=plan.model,
+                seed=plan.seed,
+                prompt_tokens=len(plan.prompt_token_ids),
+            )
+            unfinished = plan.n
+            while unfinished:
+                for event in await running.inbox.take():
+                    for made in self._client_events(running, choices, event):
+                        yield made
+                    unfinished -= isinstance(event[1], SequenceEnd)
+            running.outcome = "completed"
+        except OutriderError as error:
+            running.outcome = type(error).__name__
+            raise
+        finally:
+            self._leave(running)
+
+    async def abort(self, request_id: str, caller: Caller) -> bool:
+        """End a request of this caller here or, by the broadcast hook, on another router."""
+        if self.abort_local(request_id, caller):
+            return True
+        return self._broadcast_abort is not None and await self._broadcast_abort(request_id, caller)
+
+    def abort_local(self, request_id: str, caller: Caller) -> bool:
+        """End a request of this caller if it runs here; what a broadcast calls on every router."""
+        running = self._registry.find(caller.key_id, request_id)
+        if running is None:
+            return False
+        running.abort()
+        return True
+
+    async def model_info(self, model: str) -> ModelDescription:
+        """Describe the served model. Raises `ModelNotFound`."""
+        limits = self._current_limits()
+        if model not in ("", limits.model):
+            raise ModelNotFound(model, limits.model)
+        return ModelDescription(
+            model=limits.model,
+            max_model_len=limits.max_model_len,
+            vocab_size=self._codec.vocab_size,
+            eos_token_ids=tuple(self._codec.eos_token_ids),
+            max_num_speculative_tokens=limits.max_num_speculative_tokens,
+            max_choices=limits.max_choices,
+            max_top_logprobs=limits.max_top_logprobs,
+            unsupported_fields=UNSUPPORTED_FIELDS,
+            server_version=__version__,
+        )
+
+    async def speculation_status(self) -> Sequence[EngineStatus]:
+        """The state of every engine; engines that are gone or rebuilt say why."""
+        return self._pool.statuses()
+
+    def update_settings(self, gate: GateSettings, limits: RouterLimits) -> None:
+        """Apply new settings: the gate within one engine step, limits to what comes next.
+
+        Raises `ConfigError` when the model differs: that takes another router.
+        """
+        if limits.model != self._limits.model:
+            raise ConfigError(f"model: {limits.model!r} cannot replace {self._limits.model!r} while running")
+        self._limits = limits
+        self._admission.update(limits.admission)
+        self._pool.set_gate(gate)
+
+    def _enter(self, request: GenerationRequest, caller: Caller) -> RunningRequest:
+        """All that can be refused before tokenization; then the request is registered and admitted."""
+        if self._draining:
+            raise EngineUnavailable("this router is shutting down")
+        check_fields(request, self._limits)
+        request_id = request.request_id or secrets.token_hex(16)
+        self._registry.check_free(caller.key_id, request_id)
+        running = RunningRequest(
+            key_id=caller.key_id,
+            request_id=request_id,
+            traffic_class=request.traffic_class,
+            arrived_s=self._time.now(),
+            permit=self._admission.admit(caller.key_id),
+            inbox=RequestInbox(self._settings.max_buffered_events * (request.n or 1)),
+        )
+        self._registry.add(running)
+        return running
+
+    async def _prepare(self, request: GenerationRequest) -> tuple[RequestPlan, list[ChoiceStream]]:
+        """Tokenize, finish validation, and set up the text side of every choice."""
+        prompt_token_ids = await encode_prompt(request, self._codec)
+        plan = plan_request(request, prompt_token_ids, self._current_limits(), self._codec)
+        if len(plan.resume_token_ids) >= _OFF_LOOP_TOKENS:
+            texts = [await asyncio.to_thread(resume_text, plan, self._codec)]
+        else:
+            texts = [resume_text(plan, self._codec) for _ in range(plan.n)]
+        return plan, [ChoiceStream(index, plan, text) for index, text in enumerate(texts)]
+
+    def _launch(self, running: RunningRequest, plan: RequestPlan, caller: Caller) -> None:
+        """Charge the tokens and hand all choices to one engine: they share the prompt's KV."""
+        if running.aborted:
+            raise RequestAborted(f"request_id: {running.request_id!r} was aborted before it ran")
+        running.permit.charge(plan.max_in_flight_tokens)
+        left_s = plan.timeout_s - (self._time.now() - running.arrived_s)
+        if left_s <= 0:
+            raise DeadlineExceeded(f"timeout_ms: {plan.timeout_s * 1000:g} passed before an engine was reached")
+        requests = plan.sequence_requests(timeout_s=left_s, traceparent=caller.traceparent)
+        link, keys = self._submit(requests, running.inbox)
+        late = DeadlineExceeded(f"timeout_ms: {plan.timeout_s * 1000:g} passed and the engine did not end the request")
+        backstop = self._time.call_later(left_s + self._settings.backstop_grace_s, lambda: running.fail(late))
+        running.attach(link, keys, backstop)
+        self._metrics.request_started(traffic_class=plan.traffic_class, prompt_tokens=len(plan.prompt_token_ids))
+
+    def _submit(self, requests: Sequence[SequenceRequest], inbox: RequestInbox) -> tuple[EngineLink, tuple[int, ...]]:
+        """Give the request to the engine of choice, or to the next one if that refuses it."""
+        engines = self._pool.loads()
+        while True:
+            link = self._pool.link(self._dispatcher.choose(requests[0].prompt_token_ids, engines))
+            try:
+                return link, link.submit(requests, inbox)
+            except (EngineUnavailable, Overloaded):
+                engines = [one for one in engines if one.ready and one.replica_id != link.endpoint.replica_id]
+                if not engines:
+                    raise
+
+    def _client_events(
+        self, running: RunningRequest, choices: Sequence[ChoiceStream], event: ChoiceEvent
+    ) -> list[TextDelta | ChoiceEnd]:
+        """What one engine event means for the client. Raises the error of a failed choice."""
+        index, one = event
+        choice = choices[index]
+        if isinstance(one, SequenceEnd):
+            return list(choice.finish(one))
+        delta = choice.feed(one)
+        if not running.has_tokens:
+            running.has_tokens = True
+            self._metrics.first_token(traffic_class=running.traffic_class, after_s=self._time.now() - running.arrived_s)
+        self._metrics.tokens_streamed(traffic_class=running.traffic_class, count=len(delta.token_ids))
+        return [delta]
+
+    def _leave(self, running: RunningRequest) -> None:
+        """Free all that the request holds, on every way out."""
+        running.release()
+        self._registry.remove(running)
+        if running.started:
+            self._metrics.request_finished(
+                traffic_class=running.traffic_class,
+                outcome=running.outcome,
+                after_s=self._time.now() - running.arrived_s,
+            )
+        elif running.outcome != "abandoned":
+            self._metrics.request_refused(error=running.outcome)
+
+    def _current_limits(self) -> RouterLimits:
+        """The limits, with the length that the connected engines can hold."""
+        longest = self._pool.max_text_len(self._limits.max_model_len)
+        return self._limits if longest == self._limits.max_model_len else replace(self._limits, max_model_len=longest)

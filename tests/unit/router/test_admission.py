@@ -1,0 +1,93 @@
+"""Admission: bounds, fairness per key, the time a refused client is told to wait."""
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.router.fakes import ManualTime
+
+from outrider.core.errors import Overloaded
+from outrider.router.admission import Admission
+from outrider.router.limits import AdmissionLimits
+
+LIMITS = AdmissionLimits(max_requests=4, max_tokens=100, max_requests_per_key=2)
+
+
+def test_requests_in_flight_are_bounded() -> None:
+    admission = Admission(LIMITS, ManualTime())
+    permits = [admission.admit(f"k{index}") for index in range(4)]
+    with pytest.raises(Overloaded, match="4 requests are in flight; the limit is 4"):
+        admission.admit("k9")
+    permits[0].release(completed=True)
+    admission.admit("k9")
+
+
+def test_one_key_cannot_take_everything() -> None:
+    admission = Admission(LIMITS, ManualTime())
+    greedy = [admission.admit("a"), admission.admit("a")]
+    with pytest.raises(Overloaded, match="2 requests of this key are in flight; the limit is 2"):
+        admission.admit("a")
+    admission.admit("b")
+    greedy[0].release(completed=True)
+    admission.admit("a")
+
+
+def test_tokens_in_flight_are_bounded() -> None:
+    admission = Admission(LIMITS, ManualTime())
+    first, second = admission.admit("a"), admission.admit("b")
+    first.charge(60)
+    with pytest.raises(Overloaded, match="60 tokens are in flight and 41 more exceed the limit 100"):
+        second.charge(41)
+    second.charge(40)
+    first.release(completed=True)
+    second.release(completed=True)
+    assert (admission.requests, admission.tokens) == (0, 0)
+
+
+def test_request_larger_than_the_token_limit_runs_alone() -> None:
+    admission = Admission(LIMITS, ManualTime())
+    large = admission.admit("a")
+    large.charge(500)
+    with pytest.raises(Overloaded):
+        admission.admit("b").charge(1)
+
+
+def test_refused_charge_leaves_no_trace_after_release() -> None:
+    admission = Admission(LIMITS, ManualTime())
+    first, second = admission.admit("a"), admission.admit("a")
+    first.charge(100)
+    with pytest.raises(Overloaded):
+        second.charge(1)
+    second.release(completed=False)
+    assert (admission.requests, admission.tokens) == (1, 100)
+    second.release(completed=False)  # once is enough
+    assert admission.requests == 1
+
+
+async def test_wait_follows_the_recent_completion_rate() -> None:
+    time = ManualTime()
+    admission = Admission(replace(LIMITS, max_requests_per_key=4), time)
+
+    def refused_for_s() -> float:
+        with pytest.raises(Overloaded) as caught:
+            admission.admit("a")
+        return caught.value.retry_after_s
+
+    permits = [admission.admit("a") for _ in range(4)]
+    assert refused_for_s() == LIMITS.max_retry_after_s  # nothing has completed so far
+    for index in range(2):  # one completion every 2 s
+        permits[index].release(completed=True)
+        admission.admit("a")
+        await time.advance(2.0)
+    assert refused_for_s() == 2.0
+    assert refused_for_s() == 4.0  # the one refused before is first
+    await time.advance(1000.0)
+    assert refused_for_s() == LIMITS.max_retry_after_s
+
+
+def test_new_limits_apply_to_what_comes_next() -> None:
+    admission = Admission(LIMITS, ManualTime())
+    admission.admit("a")
+    admission.admit("b")
+    admission.update(replace(LIMITS, max_requests=1))
+    with pytest.raises(Overloaded, match="the limit is 1"):
+        admission.admit("c")
