@@ -8,6 +8,7 @@ from outrider.core.link import (
     Goodbye,
     Launch,
     NeedResync,
+    OpenAck,
     OpenSequence,
     PauseSequences,
     Ping,
@@ -23,7 +24,7 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.counters import DraftCounters
 from outrider.draft.link import Link
 from outrider.draft.residents import Residents
-from outrider.draft.sequence import Divergence, DraftSequence
+from outrider.draft.sequence import Divergence, DraftSequence, Stage
 
 __all__ = ["Intake"]
 
@@ -76,8 +77,10 @@ class Intake:
 
     def _open(self, link: Link, opening: OpenSequence) -> None:
         known = link.sequences.get(opening.handle)
-        if known is not None and known.opening == opening:
+        if known is not None and known.opening == opening and known.stage is not Stage.OUT_OF_SYNC:
             self._counters.dropped_events += 1
+            if known.stage is Stage.READY:  # said again, should the target have lost the first answer
+                link.send(OpenAck(handle=opening.handle, have_len=len(known.text)))
             return
         if known is not None:
             self._residents.remove(link, known)
