@@ -1,1 +1,4 @@
-"""Metric and span definitions behind a port; adapters (Ray, OpenTelemetry) live with their owners."""
+"""Metric and span definitions behind ports: what is counted and traced, never where it goes.
+
+Just above core: standard library and OpenTelemetry only. Ray's metrics are an adapter in `cluster/`.
+"""

@@ -1,0 +1,130 @@
+"""Turns successive reports of one engine's raw totals into counter increments and gauges."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from outrider.core.dispatch import EngineStatus
+from outrider.core.speculation import SpeculationMode, SpeculationReason
+from outrider.telemetry import metrics
+from outrider.telemetry.metrics import ENGINE_LABELS, Metric
+from outrider.telemetry.sink import MetricSink
+
+__all__ = ["EngineMetrics"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """One counter under one value of its own label, if it has one."""
+
+    metric: Metric
+    label: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def of_engine(self) -> bool:
+        """Whether the total lives as long as the engine; a draft link may be replaced before."""
+        return self.metric is not metrics.DRAFT_LOSSES
+
+
+@dataclass(slots=True)
+class _Baseline:
+    """What was published of the engine that runs now."""
+
+    life: tuple[str, int] | None = None
+    totals: dict[_Series, float] = field(default_factory=dict)
+
+
+class EngineMetrics:
+    """Publishes one engine, or the engines that follow one another under one name.
+
+    Called about once a second, off the engine's thread. Not thread-safe.
+    """
+
+    def __init__(self, sink: MetricSink, labels: Mapping[str, str]) -> None:
+        """`labels`: a value for each of `ENGINE_LABELS`. Raises `ValueError` otherwise."""
+        if labels.keys() != set(ENGINE_LABELS):
+            raise ValueError(f"labels: {sorted(labels)} are not {sorted(ENGINE_LABELS)}")
+        self._sink = sink
+        self._labels = dict(labels)
+        self._baseline = _Baseline()
+        self._drafts: set[str] = set()
+
+    def publish(
+        self,
+        status: EngineStatus,
+        *,
+        engine_epoch: int = 0,
+        step_seconds: Mapping[str, float] | None = None,
+    ) -> None:
+        """Publish what has changed since the last call.
+
+        `step_seconds`: seconds per phase since the engine started; None leaves them unreported.
+        Another engine id or epoch is a new engine, whose totals count from 0. So does a total that
+        went down: an engine can be replaced by one that looks the same.
+        """
+        totals = dict(_totals(status))
+        totals.update(
+            (_Series(metrics.STEP_SECONDS, (("phase", phase),)), value) for phase, value in (step_seconds or {}).items()
+        )
+        life = (status.engine_id, engine_epoch)
+        before = self._baseline.totals
+        restarted = any(value < before.get(series, 0.0) for series, value in totals.items() if series.of_engine)
+        if life != self._baseline.life or restarted:
+            self._baseline = _Baseline(life=life)
+            self._sink.add(metrics.ENGINE_STARTS, 1, self._labels)
+        for series, value in totals.items():
+            published = self._baseline.totals.get(series, 0.0)
+            # Only a link's own total can go down here: the link was replaced and counts from 0.
+            increment = value - published if value >= published else value
+            self._sink.add(series.metric, increment, {**self._labels, **dict(series.label)})
+            self._baseline.totals[series] = value
+        self._set_gauges(status)
+
+    def _set_gauges(self, status: EngineStatus) -> None:
+        self._set(metrics.READY, status.ready)
+        self._set(metrics.RUNNING, status.running)
+        self._set(metrics.WAITING, status.waiting)
+        self._set(metrics.KV_USAGE, status.kv_usage)
+        for mode in SpeculationMode:
+            self._set(metrics.SPECULATION_MODE, mode is status.mode, mode=mode.value)
+        for reason in SpeculationReason:
+            self._set(metrics.SPECULATION_REASON, reason is status.reason, reason=reason.value)
+        connected = {link.address: link.connected for link in status.draft_links}
+        # A draft that left keeps its series, which would otherwise say "connected" for ever.
+        self._drafts |= connected.keys()
+        for address in self._drafts:
+            self._set(metrics.DRAFT_CONNECTED, connected.get(address, False), draft=address)
+
+    def _set(self, metric: Metric, value: float, **labels: str) -> None:
+        self._sink.set(metric, float(value), {**self._labels, **labels})
+
+
+def _totals(status: EngineStatus) -> Iterator[tuple[_Series, float]]:
+    """The raw totals of one report, by series."""
+    totals = status.totals
+    # A round that verified a block has verified its first position.
+    drafts = totals.verified_per_position[0] if totals.verified_per_position else 0
+    plain = (
+        (metrics.NUM_DRAFTS, drafts),
+        (metrics.NUM_DRAFT_TOKENS, totals.drafted),
+        (metrics.NUM_VERIFIED_TOKENS, totals.verified),
+        (metrics.NUM_ACCEPTED_TOKENS, totals.accepted),
+        (metrics.NUM_COMMITTED_TOKENS, totals.committed),
+        (metrics.NUM_ROUNDS, totals.rounds),
+        (metrics.NUM_LATE, totals.late),
+        (metrics.NUM_STALE, totals.stale),
+        (metrics.NUM_INVALID, totals.invalid),
+        (metrics.NUM_MESSAGES_SENT, totals.draft_messages_sent),
+        (metrics.NUM_MESSAGES_RECEIVED, totals.draft_messages_received),
+        (metrics.NUM_STEPS, totals.steps),
+        (metrics.NUM_SPECULATIVE_STEPS, totals.speculative_steps),
+    )
+    for metric, value in plain:
+        yield _Series(metric), value
+    for metric, values in (
+        (metrics.NUM_ACCEPTED_PER_POS, totals.accepted_per_position),
+        (metrics.NUM_VERIFIED_PER_POS, totals.verified_per_position),
+    ):
+        for position, value in enumerate(values):
+            yield _Series(metric, (("position", str(position)),)), value
+    for link in status.draft_links:
+        yield _Series(metrics.DRAFT_LOSSES, (("draft", link.address),)), link.losses

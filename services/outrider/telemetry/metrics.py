@@ -1,0 +1,220 @@
+"""Every metric, as a definition. Raw counters; whoever shows them derives the rates.
+
+Names have no dots, so that Ray and Prometheus take them. Ray puts `ray_` in front, and Prometheus
+`_total` behind counters. Speculation has vLLM's names; serving has the names of OpenTelemetry's
+GenAI conventions, which are still in development and therefore constants of our own.
+
+With x' = rate(x) over a window (for Prometheus: `rate(x_total[5m])`, summed as wanted):
+
+    acceptance rate               accepted' / verified'
+    acceptance at position m      accepted_per_pos'{position=m} / verified_per_pos'{position=m}
+    mean acceptance length        1 + accepted' / drafts'            (includes the extra token)
+    draft tokens per round        verified' / drafts'
+    wasted drafting               1 - verified' / draft_tokens'      (arrived, never verified)
+    tokens per round              committed' / rounds'
+    speculative share of steps    speculative_steps' / steps'
+    late share                    late' / (late' + drafts')
+    step time                     sum(step_seconds') / steps'
+    share of a phase              step_seconds'{phase=p} / sum(step_seconds')
+    tokens per second             committed'
+    requests in flight            started - finished                 (per router, since its start)
+
+`spec_decode_num_draft_tokens` counts what arrived; vLLM's counter of that name, which knows no
+token that arrives and is not verified, is `spec_decode_num_verified_tokens` here.
+
+Per choice, with n output tokens: TPOT = (E2E - TTFT) / (n - 1), which exists only for n >= 2.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = [
+    "ALL_METRICS",
+    "CACHED_PROMPT_TOKENS",
+    "CHOICES_FINISHED",
+    "DRAFT_CONNECTED",
+    "DRAFT_LOSSES",
+    "ENGINE_CONNECTS",
+    "ENGINE_LABELS",
+    "ENGINE_LOSSES",
+    "ENGINE_STARTS",
+    "KV_USAGE",
+    "NUM_ACCEPTED_PER_POS",
+    "NUM_ACCEPTED_TOKENS",
+    "NUM_COMMITTED_TOKENS",
+    "NUM_DRAFTS",
+    "NUM_DRAFT_TOKENS",
+    "NUM_INVALID",
+    "NUM_LATE",
+    "NUM_MESSAGES_RECEIVED",
+    "NUM_MESSAGES_SENT",
+    "NUM_ROUNDS",
+    "NUM_SPECULATIVE_STEPS",
+    "NUM_STALE",
+    "NUM_STEPS",
+    "NUM_VERIFIED_PER_POS",
+    "NUM_VERIFIED_TOKENS",
+    "OUTPUT_TOKENS",
+    "PROMPT_TOKENS",
+    "READY",
+    "REQUESTS_FINISHED",
+    "REQUESTS_REFUSED",
+    "REQUESTS_STARTED",
+    "REQUEST_DURATION",
+    "REQUEST_LABELS",
+    "RUNNING",
+    "SEQUENCES_LOST",
+    "SLOW_READERS",
+    "SPECULATION_MODE",
+    "SPECULATION_REASON",
+    "STEP_SECONDS",
+    "TIME_PER_OUTPUT_TOKEN",
+    "TIME_TO_FIRST_TOKEN",
+    "WAITING",
+    "Metric",
+    "MetricKind",
+]
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+ENGINE_LABELS = ("model_name", "engine")
+"""Labels of every engine metric. `engine`: a name that stays when the engine is rebuilt."""
+REQUEST_LABELS = ("model_name",)
+"""Labels of every router metric."""
+
+
+class MetricKind(Enum):
+    """How values of a metric combine."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One definition. Raises `ValueError` when no exporter could take it."""
+
+    name: str
+    kind: MetricKind
+    description: str
+    labels: tuple[str, ...] = ()
+    """Every value carries exactly these."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, without infinity."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name.endswith("_total"):
+            raise ValueError(f"name: {self.name!r} is not lower-case words joined by _, without _total")
+        if (self.kind is MetricKind.HISTOGRAM) != bool(self.buckets):
+            raise ValueError(f"buckets: {self.name} needs them exactly if it is a histogram")
+        if any(one <= 0 for one in self.buckets) or list(self.buckets) != sorted(set(self.buckets)):
+            raise ValueError(f"buckets: those of {self.name} must be positive and increase")
+
+
+def _engine(kind: MetricKind, name: str, description: str, *labels: str) -> Metric:
+    return Metric(name=name, kind=kind, description=description, labels=ENGINE_LABELS + labels)
+
+
+def _engine_counter(name: str, description: str, *labels: str) -> Metric:
+    return _engine(MetricKind.COUNTER, name, description, *labels)
+
+
+def _engine_gauge(name: str, description: str, *labels: str) -> Metric:
+    return _engine(MetricKind.GAUGE, name, description, *labels)
+
+
+def _request_counter(name: str, description: str, *labels: str) -> Metric:
+    return Metric(name=name, kind=MetricKind.COUNTER, description=description, labels=REQUEST_LABELS + labels)
+
+
+def _seconds(name: str, description: str, buckets: tuple[float, ...], *labels: str) -> Metric:
+    return Metric(
+        name=name,
+        kind=MetricKind.HISTOGRAM,
+        description=f"{description}, seconds.",
+        labels=REQUEST_LABELS + labels,
+        buckets=buckets,
+    )
+
+
+# Speculation: totals of `SpeculationTotals`.
+NUM_DRAFTS = _engine_counter("spec_decode_num_drafts", "Rounds that verified at least one draft token.")
+NUM_DRAFT_TOKENS = _engine_counter("spec_decode_num_draft_tokens", "Usable draft tokens that arrived.")
+NUM_VERIFIED_TOKENS = _engine_counter("spec_decode_num_verified_tokens", "Draft tokens that a step verified.")
+NUM_ACCEPTED_TOKENS = _engine_counter("spec_decode_num_accepted_tokens", "Verified draft tokens that were committed.")
+NUM_ACCEPTED_PER_POS = _engine_counter(
+    "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position in the block.", "position"
+)
+NUM_VERIFIED_PER_POS = _engine_counter(
+    "spec_decode_num_verified_tokens_per_pos", "Verified draft tokens by position in the block.", "position"
+)
+NUM_COMMITTED_TOKENS = _engine_counter("spec_decode_num_committed_tokens", "Tokens committed, plain rounds included.")
+NUM_ROUNDS = _engine_counter("spec_decode_num_rounds", "Rounds over all sequences, plain ones included.")
+NUM_LATE = _engine_counter("spec_decode_num_late", "Rounds that went on without a block which was on its way.")
+NUM_STALE = _engine_counter("spec_decode_num_stale", "Blocks dropped since the text had moved elsewhere.")
+NUM_INVALID = _engine_counter("spec_decode_num_invalid", "Malformed or out-of-range draft messages dropped.")
+NUM_MESSAGES_SENT = _engine_counter("spec_decode_num_draft_messages_sent", "Messages sent to drafts.")
+NUM_MESSAGES_RECEIVED = _engine_counter("spec_decode_num_draft_messages_received", "Messages received from drafts.")
+
+# The engine.
+NUM_STEPS = _engine_counter("outrider_engine_steps", "Engine steps.")
+NUM_SPECULATIVE_STEPS = _engine_counter("outrider_engine_speculative_steps", "Steps that verified a draft token.")
+STEP_SECONDS = _engine_counter("outrider_engine_step_seconds", "Seconds spent in each phase of the steps.", "phase")
+ENGINE_STARTS = _engine_counter("outrider_engine_starts", "Engines seen under this name: 1 + rebuilds.")
+RUNNING = _engine_gauge("outrider_engine_sequences_running", "Sequences in the batch.")
+WAITING = _engine_gauge("outrider_engine_sequences_waiting", "Sequences that wait for admission.")
+KV_USAGE = _engine_gauge("outrider_engine_kv_usage_ratio", "Share of KV blocks in use, 0 to 1.")
+READY = _engine_gauge("outrider_engine_ready", "1 while the engine serves, 0 while it is rebuilt.")
+SPECULATION_MODE = _engine_gauge("outrider_engine_speculation_mode", "1 for the mode in force, else 0.", "mode")
+SPECULATION_REASON = _engine_gauge(
+    "outrider_engine_speculation_reason", "1 for the reason of the mode in force, else 0.", "reason"
+)
+DRAFT_CONNECTED = _engine_gauge("outrider_draft_link_connected", "1 while the link to this draft is up.", "draft")
+DRAFT_LOSSES = _engine_counter("outrider_draft_link_losses", "Times that the link to this draft broke.", "draft")
+
+# Requests, as the router sees them.
+TIME_TO_FIRST_TOKEN = _seconds(
+    "gen_ai_server_time_to_first_token",
+    "Arrival at the router to the first token",
+    (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    "traffic_class",
+)
+TIME_PER_OUTPUT_TOKEN = _seconds(
+    "gen_ai_server_time_per_output_token",
+    "(E2E - TTFT) / (n - 1) of each choice with n >= 2 output tokens",
+    # The conventions begin at 10 ms; a speculating engine is quicker.
+    (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+    "traffic_class",
+)
+REQUEST_DURATION = _seconds(
+    "gen_ai_server_request_duration",
+    "Arrival at the router to the end",
+    (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68, 655.36),
+    "traffic_class",
+    "outcome",
+)
+REQUESTS_STARTED = _request_counter("outrider_requests_started", "Requests handed to an engine.", "traffic_class")
+REQUESTS_FINISHED = _request_counter(
+    "outrider_requests_finished",
+    "Started requests that ended: completed, abandoned, or the error's class.",
+    "traffic_class",
+    "outcome",
+)
+REQUESTS_REFUSED = _request_counter("outrider_requests_refused", "Requests refused before they ran.", "error")
+CHOICES_FINISHED = _request_counter(
+    "outrider_choices_finished", "Choices that ended without an error.", "traffic_class", "finish_reason"
+)
+PROMPT_TOKENS = _request_counter("outrider_prompt_tokens", "Prompt tokens of started requests.", "traffic_class")
+CACHED_PROMPT_TOKENS = _request_counter(
+    "outrider_cached_prompt_tokens", "Prompt tokens that the prefix cache supplied.", "traffic_class"
+)
+OUTPUT_TOKENS = _request_counter("outrider_output_tokens", "Committed tokens handed to clients.", "traffic_class")
+SLOW_READERS = _request_counter("outrider_slow_readers", "Requests ended because the client read too slowly.")
+ENGINE_CONNECTS = _request_counter("outrider_router_engine_connects", "Sessions opened to engines.")
+ENGINE_LOSSES = _request_counter("outrider_router_engine_losses", "Sessions to engines that broke.")
+SEQUENCES_LOST = _request_counter("outrider_router_sequences_lost", "Sequences that ran on a session that broke.")
+
+ALL_METRICS: tuple[Metric, ...] = tuple(one for one in list(vars().values()) if isinstance(one, Metric))
+"""Every definition of this module, for documents, dashboards and their checks."""
