@@ -56,7 +56,7 @@ class Admission:
         if self.requests >= limits.max_requests:
             raise self._refusal(f"{self.requests} requests are in flight; the limit is {limits.max_requests}")
         mine = self._per_key.get(key_id, 0)
-        if mine >= limits.max_requests_per_key:
+        if key_id and mine >= limits.max_requests_per_key:
             raise self._refusal(
                 f"{mine} requests of this key are in flight; the limit is {limits.max_requests_per_key}"
             )

@@ -21,16 +21,19 @@ class AdmissionLimits:
     max_requests: int = 1024
     """Requests in flight."""
     max_tokens: int = 8_000_000
-    """Prompt and possible output tokens of all choices in flight."""
+    """Prompt and charged output tokens of all choices in flight."""
+    max_charged_output_tokens: int = 2048
+    """A choice is charged its max_tokens, but at most this: few outputs are as long as they may be."""
     max_requests_per_key: int = 256
-    """Requests in flight of one API key, so that no caller takes the whole router."""
+    """Requests in flight of one API key, so that no caller takes the whole router; callers without
+    a key cannot be told apart, and are not limited by it."""
     min_retry_after_s: float = 0.1
     """Least that a refused client is told to wait."""
     max_retry_after_s: float = 30.0
     """Most that a refused client is told to wait; also told while nothing completes."""
 
     def __post_init__(self) -> None:
-        for name in ("max_requests", "max_tokens", "max_requests_per_key"):
+        for name in ("max_requests", "max_tokens", "max_charged_output_tokens", "max_requests_per_key"):
             _at_least_1(name, getattr(self, name))
         if not 0 < self.min_retry_after_s <= self.max_retry_after_s:
             raise ConfigError(f"min_retry_after_s: {self.min_retry_after_s} is outside (0, {self.max_retry_after_s}]")

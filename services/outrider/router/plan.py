@@ -31,10 +31,9 @@ class RequestPlan:
     timeout_s: float
     """From the arrival of the request."""
 
-    @property
-    def max_in_flight_tokens(self) -> int:
-        """Tokens that all choices can hold together: what admission charges."""
-        return self.n * (len(self.prompt_token_ids) + self.stop.max_tokens)
+    def in_flight_tokens(self, max_output_tokens: int) -> int:
+        """What admission charges: prompt and output of all choices, each output at most `max_output_tokens`."""
+        return self.n * (len(self.prompt_token_ids) + min(self.stop.max_tokens, max_output_tokens))
 
     def sequence_requests(self, *, timeout_s: float, traceparent: str) -> tuple[SequenceRequest, ...]:
         """One request per choice, each with its own noise. `timeout_s`: what is left of the time limit."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider import __version__
@@ -114,7 +114,7 @@ class RouterService:
             running.fail(EngineUnavailable("this router is shutting down"))
         await self._pool.close()
 
-    async def stream(self, request: GenerationRequest, caller: Caller) -> AsyncIterator[GenerationEvent]:
+    async def stream(self, request: GenerationRequest, caller: Caller) -> AsyncGenerator[GenerationEvent, None]:
         """Run a request. Closing the iterator aborts it. Raises `OutriderError`s only."""
         try:
             running = self._enter(request, caller)
@@ -221,7 +221,7 @@ class RouterService:
         """Charge the tokens and hand all choices to one engine: they share the prompt's KV."""
         if running.aborted:
             raise RequestAborted(f"request_id: {running.request_id!r} was aborted before it ran")
-        running.permit.charge(plan.max_in_flight_tokens)
+        running.permit.charge(plan.in_flight_tokens(self._limits.admission.max_charged_output_tokens))
         left_s = plan.timeout_s - (self._time.now() - running.arrived_s)
         if left_s <= 0:
             raise DeadlineExceeded(f"timeout_ms: {plan.timeout_s * 1000:g} passed before an engine was reached")

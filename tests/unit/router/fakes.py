@@ -26,6 +26,7 @@ from outrider.core.generation import Caller, ChoiceEnd, GenerationEvent, Generat
 from outrider.core.policy import GateSettings
 from outrider.core.ports import Endpoint, EngineSession
 from outrider.core.sequence import Finish, FinishReason
+from outrider.router.codec import TextCodec
 from outrider.router.engine_link import LinkSettings
 from outrider.router.engine_pool import EnginePool
 from outrider.router.limits import RouterLimits
@@ -219,13 +220,14 @@ class World:
         metrics: RouterMetrics | None = None,
         settings: ServiceSettings | None = None,
         broadcast_abort: AbortBroadcast | None = None,
+        codec: TextCodec | None = None,
     ) -> None:
         self.time = ManualTime()
         self.engines = {one: FakeEngine(one) for one in engine_ids or ("e0",)}
         self.directory = FakeDirectory(list(self.engines))
         self.pool = EnginePool(
             directory=self.directory,
-            connect=self._connect,
+            connect=self.connect,
             model="toy",
             time=self.time,
             settings=link_settings,
@@ -233,7 +235,7 @@ class World:
             jitter=lambda: 0.0,
         )
         self.service = RouterService(
-            codec=ByteCodec(),
+            codec=ByteCodec() if codec is None else codec,
             pool=self.pool,
             limits=limits,
             time=self.time,
@@ -242,7 +244,7 @@ class World:
             broadcast_abort=broadcast_abort,
         )
 
-    async def _connect(self, endpoint: Endpoint) -> EngineSession:
+    async def connect(self, endpoint: Endpoint) -> EngineSession:
         return self.engines[endpoint.replica_id].connect("r0")
 
     @property

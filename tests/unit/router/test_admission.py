@@ -31,6 +31,14 @@ def test_one_key_cannot_take_everything() -> None:
     admission.admit("a")
 
 
+def test_callers_without_a_key_share_the_router() -> None:
+    admission = Admission(LIMITS, ManualTime())
+    for _ in range(4):
+        admission.admit("")
+    with pytest.raises(Overloaded, match="the limit is 4"):
+        admission.admit("")
+
+
 def test_tokens_in_flight_are_bounded() -> None:
     admission = Admission(LIMITS, ManualTime())
     first, second = admission.admit("a"), admission.admit("b")

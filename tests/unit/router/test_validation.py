@@ -186,7 +186,8 @@ async def test_draft_slack_is_never_the_clients_matter() -> None:
 async def test_greedy_with_several_choices_is_allowed() -> None:
     made = await plan(n=2, temperature=0.0, max_tokens=5)
     assert made.sampling.greedy
-    assert made.max_in_flight_tokens == 16
+    assert made.in_flight_tokens(100) == 16
+    assert made.in_flight_tokens(1) == 8
 
 
 async def test_each_choice_has_its_own_noise_from_the_echoed_seed() -> None:
@@ -248,7 +249,9 @@ def test_limits_that_cannot_work_are_refused(fields: dict[str, Any], name: str) 
         RouterLimits(**{"model": "toy", "max_model_len": 64, **fields})
 
 
-@pytest.mark.parametrize("name", ["max_requests", "max_tokens", "max_requests_per_key", "min_retry_after_s"])
+@pytest.mark.parametrize(
+    "name", ["max_requests", "max_tokens", "max_charged_output_tokens", "max_requests_per_key", "min_retry_after_s"]
+)
 def test_admission_limits_that_cannot_work_are_refused(name: str) -> None:
     values: dict[str, Any] = {name: 0}
     with pytest.raises(ConfigError, match=name):
