@@ -83,6 +83,15 @@ class EngineHost:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
+    def fail(self, cause: str) -> None:
+        """End every session with this cause, at once and from any thread.
+
+        For a supervisor that knows what the engine thread, stuck in a step, cannot say. The thread
+        ends when its step does, and reports to `on_failure` then.
+        """
+        self._board.fail(cause)
+        self._inbox.close()
+
     def connect(self, router_id: str) -> EngineSession:
         """Open a session for a router. Call on an event loop. Raises `EngineUnavailable`."""
         _log.info("router connected", extra={"router_id": router_id})

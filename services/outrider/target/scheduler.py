@@ -83,7 +83,8 @@ class Scheduler:
 
     def can_submit(self) -> bool:
         """Whether the waiting line has room."""
-        return len(self._waiting) < self._config.max_waiting_seqs or self._has_free_seat()
+        free_seats = self._config.max_num_seqs - len(self._running)
+        return len(self._waiting) < self._config.max_waiting_seqs + free_seats
 
     def fits_alone(self, length: int) -> bool:
         """Whether a sequence of this final length fits into an empty pool."""

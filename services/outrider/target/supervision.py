@@ -165,8 +165,11 @@ class EngineGroup(Protocol):
         """Return when the rank answers. May hang or raise when it does not."""
         ...
 
-    async def close(self) -> None:
-        """End every rank, at once and for certain. Idempotent; also after a failed `start`."""
+    async def close(self, cause: str) -> None:
+        """Let rank 0 tell its routers why, if it still can, and end every rank for certain.
+
+        Bounded in time. Also called after a failed `start`.
+        """
         ...
 
 
@@ -205,15 +208,17 @@ class Supervisor:
     async def _one_life(self) -> None:
         group = self._make_group(self._state.start())
         self._on_change(self.view)
+        cause = "the replica is shutting down"
         try:
-            cause = await self._start(group)
-            if cause is None:
+            failure = await self._start(group)
+            if failure is None:
                 self._on_change(self.view)
-                cause = await _first(self._watches(group))
+                failure = await _first(self._watches(group))
+            cause = failure
             self._state.fail(cause)
             self._on_change(self.view)
         finally:
-            await group.close()
+            await group.close(cause)
 
     async def _start(self, group: EngineGroup) -> str | None:
         """Start the group, watching for deaths meanwhile. None: it serves; else the cause."""

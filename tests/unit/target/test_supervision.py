@@ -104,6 +104,7 @@ class FakeGroup:
         self.epoch = epoch
         self.num_ranks = 2
         self.closed = False
+        self.cause = ""
         self.may_start = asyncio.Event()
         self.start_error: Exception | None = None
         self.deaths: list[asyncio.Future[str]] = [asyncio.get_running_loop().create_future() for _ in range(2)]
@@ -125,8 +126,9 @@ class FakeGroup:
         if self.hung[rank]:
             await asyncio.Event().wait()
 
-    async def close(self) -> None:
+    async def close(self, cause: str) -> None:
         self.closed = True
+        self.cause = cause
 
 
 class Rig:
@@ -187,6 +189,7 @@ class TestSupervisor:
             assert failed.problem == "rank 1: process died"
             assert (ready.address, ready.epoch) == ("h:2", 2)
             assert [group.closed for group in rig.groups] == [True, False]
+            assert rig.groups[0].cause == "rank 1: process died"
 
     async def test_the_old_group_is_gone_before_the_new_one_is_made(self) -> None:
         async with running() as rig:
@@ -246,6 +249,6 @@ class TestSupervisor:
     async def test_the_end_closes_the_group(self) -> None:
         async with running() as rig:
             await rig.until(GroupPhase.READY, 1)
-        assert rig.groups[0].closed
+        assert rig.groups[0].cause == "the replica is shutting down"
         assert rig.supervisor.view.phase is GroupPhase.CLOSED
         assert rig.views[-1].problem == "the replica is shutting down"
