@@ -100,6 +100,8 @@ class DraftLoop:
         try:
             while not self._inbox.closed:
                 self._turn()
+            for link_id in self._attached:
+                self._drafter.disconnect(link_id)
         except Exception as error:
             logger.exception("the drafting thread failed")
             self._failure = error
