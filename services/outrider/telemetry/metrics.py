@@ -65,7 +65,6 @@ __all__ = [
     "REQUEST_LABELS",
     "RUNNING",
     "SEQUENCES_LOST",
-    "SLOW_READERS",
     "SPECULATION_MODE",
     "SPECULATION_REASON",
     "STEP_SECONDS",
@@ -211,7 +210,6 @@ CACHED_PROMPT_TOKENS = _request_counter(
     "outrider_cached_prompt_tokens", "Prompt tokens that the prefix cache supplied.", "traffic_class"
 )
 OUTPUT_TOKENS = _request_counter("outrider_output_tokens", "Committed tokens handed to clients.", "traffic_class")
-SLOW_READERS = _request_counter("outrider_slow_readers", "Requests ended because the client read too slowly.")
 ENGINE_CONNECTS = _request_counter("outrider_router_engine_connects", "Sessions opened to engines.")
 ENGINE_LOSSES = _request_counter("outrider_router_engine_losses", "Sessions to engines that broke.")
 SEQUENCES_LOST = _request_counter("outrider_router_sequences_lost", "Sequences that ran on a session that broke.")

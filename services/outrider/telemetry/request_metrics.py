@@ -84,10 +84,6 @@ class RequestMetrics:
         self._add(metrics.ENGINE_LOSSES, 1)
         self._add(metrics.SEQUENCES_LOST, failed_sequences)
 
-    def slow_reader(self) -> None:
-        """A request was ended because its client read too slowly."""
-        self._add(metrics.SLOW_READERS, 1)
-
     def flush(self) -> None:
         """Hand the tokens streamed so far to the sink."""
         unsent, self._unsent_tokens = self._unsent_tokens, {}

@@ -20,7 +20,8 @@ class SequenceTracer:
     """Implements `SequenceSpans` on a tracer provider.
 
     The engine measures with a monotonic clock; the wall clock is read once, at the end, and the
-    spans are laid out backwards from there.
+    spans are laid out backwards from there. A recorded sequence costs a few hundred microseconds of
+    the calling thread, an unsampled one a few dozen: sample where many sequences end per second.
     """
 
     def __init__(

@@ -91,9 +91,8 @@ class TestRequestMetrics:
         assert sink.label_sets(metrics.REQUESTS_STARTED) == [{**MODEL, "traffic_class": OTHER_CLASS}]
         assert sink.value(metrics.REQUESTS_STARTED, {**MODEL, "traffic_class": OTHER_CLASS}) == 100
 
-    def test_engines_and_slow_readers(self, sink: InMemorySink, counted: RequestMetrics) -> None:
+    def test_engines_that_come_and_go(self, sink: InMemorySink, counted: RequestMetrics) -> None:
         counted.engine_connected(replica_id="r1")
         counted.engine_lost(replica_id="r1", failed_sequences=3)
-        counted.slow_reader()
-        names = (metrics.ENGINE_CONNECTS, metrics.ENGINE_LOSSES, metrics.SEQUENCES_LOST, metrics.SLOW_READERS)
-        assert [sink.value(one, MODEL) for one in names] == [1, 1, 3, 1]
+        names = (metrics.ENGINE_CONNECTS, metrics.ENGINE_LOSSES, metrics.SEQUENCES_LOST)
+        assert [sink.value(one, MODEL) for one in names] == [1, 1, 3]
