@@ -1,7 +1,7 @@
 """What Ray's metrics are told; no cluster runs."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,8 +17,8 @@ REQUEST = {"model_name": "m", "traffic_class": "other"}
 class Recorded:
     """Stands for Ray's Counter, Gauge and Histogram."""
 
-    made: list[tuple[Any, ...]]
-    calls: list[tuple[str, float, Mapping[str, str]]]
+    made: ClassVar[list[tuple[Any, ...]]]
+    calls: ClassVar[list[tuple[str, float, Mapping[str, str]]]]
 
     def __init__(self, *definition: Any) -> None:
         self.made.append(definition)
@@ -33,8 +33,8 @@ class Recorded:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     class Fresh(Recorded):
-        made = []
-        calls = []
+        made: ClassVar[list[tuple[Any, ...]]] = []
+        calls: ClassVar[list[tuple[str, float, Mapping[str, str]]]] = []
 
     for name in ("Counter", "Gauge", "Histogram"):
         monkeypatch.setattr(ray_metrics, name, Fresh)
