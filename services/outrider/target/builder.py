@@ -22,6 +22,7 @@ from outrider.target.proposers import Proposer, ProposerSet
 from outrider.target.scheduler import Scheduler
 from outrider.target.sessions import SessionBoard
 from outrider.target.verifier import Verifier
+from outrider.telemetry.spans import NullSequenceSpans, SequenceSpans
 
 __all__ = ["MonotonicClock", "build_host", "build_loop"]
 
@@ -43,6 +44,7 @@ def build_loop(
     transport: DraftTransport | None,
     clock: Clock,
     emit: Emit,
+    spans: SequenceSpans | None = None,
 ) -> EngineLoop:
     """Wire scheduler, gate, proposers and verifier around an engine."""
     limits = engine.limits
@@ -72,6 +74,7 @@ def build_loop(
         proposers=ProposerSet(proposers),
         verifier=Verifier(engine, num_valid_ids=num_valid_ids),
         counters=counters,
+        spans=spans or NullSequenceSpans(),
         clock=clock,
         emit=emit,
     )
@@ -87,6 +90,7 @@ def build_host(
     detokenizers: DetokenizerFactory,
     transport: DraftTransport | None,
     on_failure: Callable[[str], None],
+    spans: SequenceSpans | None = None,
     clock: Clock | None = None,
 ) -> EngineHost:
     """An engine ready to `start`. `transport` None: no draft is configured."""
@@ -100,6 +104,7 @@ def build_host(
         transport=transport,
         clock=clock,
         emit=board.emit,
+        spans=spans,
     )
     sequences = SequenceFactory(
         config=config,

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from outrider.core.dispatch import EngineEvent, EngineStatus, SequenceDelta, SequenceErrorCode, SequenceFailure
+from outrider.core.dispatch import (
+    EngineEvent,
+    EngineStatus,
+    SequenceDelta,
+    SequenceEnd,
+    SequenceErrorCode,
+    SequenceFailure,
+)
 from outrider.core.ports import Clock
 from outrider.core.proposal import Proposal
 from outrider.core.speculation import SpeculationMode, SpeculationReason
@@ -14,6 +21,7 @@ from outrider.target.running import Round, RunningSequence, StreamId
 from outrider.target.scheduler import Scheduler
 from outrider.target.step_times import StepTimer
 from outrider.target.verifier import Verifier
+from outrider.telemetry.spans import SequenceSpans
 
 __all__ = ["Emit", "EngineLoop"]
 
@@ -37,6 +45,7 @@ class EngineLoop:
         proposers: ProposerSet,
         verifier: Verifier,
         counters: EngineCounters,
+        spans: SequenceSpans,
         clock: Clock,
         emit: Emit,
     ) -> None:
@@ -45,6 +54,7 @@ class EngineLoop:
         self.proposers = proposers
         self.counters = counters
         self._verifier = verifier
+        self._spans = spans
         self._clock = clock
         self._emit = emit
 
@@ -70,8 +80,8 @@ class EngineLoop:
         """Take a sequence out before it has finished by itself, and tell its router."""
         self.scheduler.remove(running)
         self.proposers.forget(running)
-        self.counters.count_end(failed=failure is not None)
-        self._emit(running.stream.session_id, [running.end(self._clock.now(), failure=failure)])
+        end = self._last_event(running, self._clock.now(), failure=failure)
+        self._emit(running.stream.session_id, [end])
 
     def _admit(self, now: float) -> None:
         for running in self.scheduler.expired(now):
@@ -114,18 +124,22 @@ class EngineLoop:
                 )
             )
             if one.commit.finish is not None:
-                self._estimate(one.running)
-                self.counters.count_end(failed=False)
-                outbox.append(one.running.end(now))
+                outbox.append(self._last_event(one.running, now))
         for session_id, outbox in events.items():
             self._emit(session_id, outbox)
 
-    def _estimate(self, running: RunningSequence) -> None:
+    def _last_event(
+        self, running: RunningSequence, now: float, *, failure: SequenceFailure | None = None
+    ) -> SequenceEnd:
         length = running.sequence.stats.mean_acceptance_length
         if length is not None:
             running.estimated_speedup = self.counters.step_times.speedup(
                 batch_size=max(1, len(self.scheduler.running)), tokens_per_round=length
             )
+        end = running.end(now, failure=failure)
+        self.counters.count_end(failed=failure is not None)
+        self._spans.sequence_ended(running.sequence.request, end)
+        return end
 
     def status(self, engine_id: str) -> EngineStatus:
         """A snapshot for routers and operators."""
