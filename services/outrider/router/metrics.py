@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from outrider.core.generation import ChoiceEnd
+
 __all__ = ["NoMetrics", "RouterMetrics"]
 
 
@@ -22,6 +24,10 @@ class RouterMetrics(Protocol):
 
     def tokens_streamed(self, *, traffic_class: str, count: int) -> None:
         """Committed tokens were handed to a client."""
+        ...
+
+    def choice_finished(self, *, traffic_class: str, end: ChoiceEnd) -> None:
+        """A choice ended without an error."""
         ...
 
     def request_finished(self, *, traffic_class: str, outcome: str, after_s: float) -> None:
@@ -50,6 +56,9 @@ class NoMetrics:
         """Ignore it."""
 
     def tokens_streamed(self, *, traffic_class: str, count: int) -> None:
+        """Ignore it."""
+
+    def choice_finished(self, *, traffic_class: str, end: ChoiceEnd) -> None:
         """Ignore it."""
 
     def request_finished(self, *, traffic_class: str, outcome: str, after_s: float) -> None:

@@ -251,7 +251,11 @@ class RouterService:
         index, one = event
         choice = choices[index]
         if isinstance(one, SequenceEnd):
-            return list(choice.finish(one))
+            last = choice.finish(one)
+            for end in last:
+                if isinstance(end, ChoiceEnd):
+                    self._metrics.choice_finished(traffic_class=running.traffic_class, end=end)
+            return last
         delta = choice.feed(one)
         if not running.has_tokens:
             running.has_tokens = True

@@ -54,7 +54,7 @@ class TestTimePerOutputToken:
 class TestRequestMetrics:
     def test_it_fits_the_router(self, counted: RequestMetrics) -> None:
         seam: RouterMetrics = counted
-        seam.engine_connected(replica_id="r1")
+        seam.choice_finished(traffic_class="chat", end=choice_end(tokens=2))
 
     def test_a_request_that_completes(self, sink: InMemorySink, counted: RequestMetrics) -> None:
         counted.request_started(traffic_class="chat", prompt_tokens=7)
