@@ -2,8 +2,8 @@
 
 All three keep the most likely tokens down to some cut, with ties resolved by token id (lower ids
 stay). So each row needs only a threshold and the number of tied tokens that stay; both follow from
-the largest few values of the row. A row whose nucleus is larger than that falls back to sorting
-every token that could belong to it.
+the largest few values of the row. Only rows whose nucleus is larger than that are searched deeper,
+down to the whole vocabulary.
 """
 
 import math
@@ -16,7 +16,7 @@ from outrider.core.sampling import SamplingParams
 
 __all__ = ["largest_values", "truncate_"]
 
-_NUCLEUS_GUESS = 96
+_NUCLEUS_DEPTHS = (96, 512, 4096)
 _TILE = 64
 
 
@@ -60,49 +60,47 @@ def largest_values(rows: Tensor, count: int) -> Tensor:
 
 
 def _rank_cuts(rows: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
-    """Per row the smallest kept value [rows] and how many tokens top-k and top-p keep [rows]."""
+    """Per row the smallest kept value [rows] and how many tokens top-k and top-p keep [rows].
+
+    Searches the largest values of every row, then deeper ones for the rows whose nucleus goes on.
+    """
     vocab = rows.shape[1]
     limits = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
-    count = max(limit + 1 if limit < vocab else _NUCLEUS_GUESS for limit in limits)
-    values = largest_values(rows, min(count, vocab))  # [rows, count]
-    count = values.shape[1]
+    # One more than top-k keeps, so that its cut seldom is the last value that was looked at.
+    depth = min(max(limit + 1 if limit < vocab else _NUCLEUS_DEPTHS[0] for limit in limits), vocab)
     limit = torch.tensor(limits, device=rows.device)
-    num_kept = limit.clamp(max=count)
-    if any(p.top_p < 1 for p in params):
-        weights = values.double().exp()
-        weights *= torch.arange(count, device=rows.device) < limit.unsqueeze(1)
-        # The nucleus is taken from the law that top-k left.
-        total = weights.sum(1)
-        if max(limits) > count:
-            total = torch.where(limit <= count, total, rows.exp().sum(1).double())
-        top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64).to(rows.device)
-        goal = torch.where(top_p < 1, top_p * total, torch.inf)
-        mass = weights.cumsum(1)
-        nucleus = ((mass - weights) < goal.unsqueeze(1)).sum(1)
-        num_kept = torch.minimum(num_kept, nucleus).clamp_(min=1)
-        short = (mass[:, -1] < goal) & (limit > count)
-        cuts = values.gather(1, (num_kept - 1).unsqueeze(1)).squeeze(1)
-        for index in short.nonzero().squeeze(1).tolist():
-            cuts[index], num_kept[index] = _large_nucleus(rows[index], float(goal[index]), params[index].top_p)
-        return cuts, num_kept
-    return values.gather(1, (num_kept - 1).unsqueeze(1)).squeeze(1), num_kept
-
-
-def _large_nucleus(row: Tensor, goal: float, top_p: float) -> tuple[Tensor, int]:
-    """Smallest kept value and size of the set of most likely tokens whose weight reaches `goal`.
-
-    Tokens below (1 - top_p) / (2 vocab) hold together less than what top_p leaves out, so none of
-    them belongs to it and sorting the others is enough.
-    """
-    smallest = math.log(goal / top_p * (1 - top_p) / (2 * row.shape[0]))
-    for candidates in (row[row >= smallest], row):
-        values = candidates.sort(descending=True).values
-        weights = values.double().exp()
-        mass = weights.cumsum(0)
-        if float(mass[-1]) >= goal:
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64).to(rows.device)
+    total = rows.exp().sum(1).double() if max(limits) == vocab else torch.zeros_like(top_p)
+    cuts, num_kept, done = _search(rows, limit, top_p, total, depth)
+    for deeper in (*_NUCLEUS_DEPTHS[1:], vocab):
+        if not depth < deeper <= vocab:
+            continue
+        pending = (~done).nonzero().squeeze(1)
+        if pending.shape[0] == 0:
             break
-    num_kept = max(int(((mass - weights) < goal).sum()), 1)
-    return values[num_kept - 1], num_kept
+        found = _search(rows[pending], limit[pending], top_p[pending], total[pending], deeper)
+        cuts[pending], num_kept[pending], done[pending] = found
+    return cuts, num_kept
+
+
+def _search(rows: Tensor, limit: Tensor, top_p: Tensor, total: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut [rows], tokens kept [rows], and whether `depth` values were enough to know them [rows].
+
+    `limit` [rows] is top-k, or the vocabulary without it; `total` [rows] is the weight of rows
+    without top-k.
+    """
+    values = largest_values(rows, depth)  # [rows, depth]
+    weights = values.double().exp()
+    weights *= torch.arange(depth, device=rows.device) < limit.unsqueeze(1)
+    mass = weights.cumsum(1)
+    cut_by_top_k = limit <= depth
+    # The nucleus is taken from the law that top-k left.
+    total = torch.where(cut_by_top_k, mass[:, -1], total)
+    goal = torch.where(top_p < 1, top_p * total, torch.inf)
+    nucleus = ((mass - weights) < goal.unsqueeze(1)).sum(1)
+    num_kept = torch.minimum(nucleus, limit).clamp_(min=1)
+    cuts = values.gather(1, (num_kept - 1).unsqueeze(1)).squeeze(1)
+    return cuts, num_kept, cut_by_top_k | (mass[:, -1] >= goal)
 
 
 def _surplus_ties(rows: Tensor, cuts: Tensor, num_kept: Tensor) -> dict[int, int]:

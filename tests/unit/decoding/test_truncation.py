@@ -60,13 +60,18 @@ def test_cut_equals_a_full_sort(case: tuple[Tensor, list[SamplingParams]]) -> No
     assert kept(rows, params) == [by_full_sort(row, one) for row, one in zip(rows, params, strict=True)]
 
 
-@pytest.mark.parametrize("top_p", [0.5, 0.9, 0.95, 0.9999])
-def test_nucleus_larger_than_the_first_guess_is_exact(top_p: float) -> None:
-    rows = torch.randn(2, 6000, generator=torch.Generator().manual_seed(1))
-    sampling = SamplingParams(top_p=top_p)
-    expected = [by_full_sort(row, sampling) for row in rows]
-    assert min(map(len, expected)) > truncation._NUCLEUS_GUESS
-    assert kept(rows, [sampling] * 2) == expected
+@pytest.mark.parametrize("scale", [0.1, 1.0, 2.5, 4.0])
+def test_a_nucleus_of_any_size_is_exact(scale: float) -> None:
+    """Flat to peaked rows: each depth of the search, and the whole vocabulary, decides some of them."""
+    rows = scale * torch.randn(2, 6000, generator=torch.Generator().manual_seed(1))
+    sizes = list[int]()
+    for top_p in (0.3, 0.9, 0.95, 0.9999):
+        sampling = SamplingParams(top_p=top_p)
+        expected = [by_full_sort(row, sampling) for row in rows]
+        assert kept(rows, [sampling, sampling]) == expected
+        sizes += map(len, expected)
+    smallest, *_ = truncation._NUCLEUS_DEPTHS
+    assert max(sizes) > smallest
 
 
 def test_ties_at_the_cut_keep_the_lower_ids() -> None:
