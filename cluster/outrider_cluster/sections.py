@@ -167,6 +167,14 @@ class TargetSettings(Scaled):
     """Most sequences in one step."""
     max_num_batched_tokens: PositiveInt = 2048
     """Most token rows in one step: prefill chunks, plain rows and draft rows together."""
+    max_waiting_seqs: NonNegativeInt = 256
+    """Sequences that may wait for admission; more are refused."""
+    prefill_chunk_tokens: PositiveInt = 512
+    """Most prompt tokens of one sequence in one step, so that running streams never stall longer."""
+    max_draft_tokens_limit: int = Field(default=16, ge=1, le=64)
+    """Upper bound of K for every setting and request."""
+    enable_prefix_cache: bool = True
+    """Reuse the KV of prompts that begin alike."""
     threads_per_rank: PositiveInt = 1
     """CPU threads of one rank's matrix products."""
     cpus_per_rank: NonNegativeFloat = 1.0
@@ -251,8 +259,14 @@ class RouterSettings(Scaled):
 
     max_running_requests: PositiveInt = 256
     """Most requests that one router holds open; more are refused with RESOURCE_EXHAUSTED."""
+    max_running_requests_per_key: PositiveInt = 256
+    """The same for one API key, so that no caller takes the whole router."""
+    max_running_tokens: PositiveInt = 8_000_000
+    """Prompt and possible output tokens of all that is open."""
     default_timeout_s: PositiveFloat = 600.0
     """Time limit of a request that names none."""
+    max_timeout_s: PositiveFloat = 3600.0
+    """Longest time limit that a request may name."""
     directory_interval_s: PositiveFloat = 1.0
     """How often the replicas are looked up."""
     num_cpus: NonNegativeFloat = 0.1

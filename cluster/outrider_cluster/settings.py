@@ -55,7 +55,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Settings":
-        for problem in (self._batch_problem(), self._kv_problem(), self._draft_problem()):
+        for problem in (self._batch_problem(), self._kv_problem(), self._draft_problem(), self._time_problem()):
             if problem is not None:
                 raise ValueError(problem)
         return self
@@ -66,6 +66,12 @@ class Settings(Section):
             return (
                 f"target.max_num_batched_tokens {rows} is below target.max_num_seqs {seqs}: "
                 "a step holds at least one row per running sequence"
+            )
+        limit = self.target.max_draft_tokens_limit
+        if self.speculation.max_num_draft_tokens > limit:
+            return (
+                f"speculation.max_num_draft_tokens {self.speculation.max_num_draft_tokens} is above "
+                f"target.max_draft_tokens_limit {limit}"
             )
         if rows < 1 + self.speculation.max_num_draft_tokens:
             return (
@@ -80,6 +86,15 @@ class Settings(Section):
             return (
                 f"target.kv holds {kv.num_blocks} blocks of {kv.block_size} = {kv.num_blocks * kv.block_size} "
                 f"positions, fewer than model.max_model_len {length}: not even one full sequence"
+            )
+        return None
+
+    def _time_problem(self) -> str | None:
+        router = self.router
+        if router.default_timeout_s > router.max_timeout_s:
+            return (
+                f"router.default_timeout_s {router.default_timeout_s:g} is above "
+                f"router.max_timeout_s {router.max_timeout_s:g}"
             )
         return None
 
