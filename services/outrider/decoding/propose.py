@@ -44,6 +44,11 @@ class ProposeRow:
         if self.rule is VerificationRule.REJECTION and self.q_top_k < 1:
             raise ValueError(f"q_top_k {self.q_top_k} is below 1")
 
+    @property
+    def transmits_law(self) -> bool:
+        """True when the token is sampled from a law of its own, which the ratio test then needs."""
+        return self.rule is VerificationRule.REJECTION and not self.sampling.greedy
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedToken:
@@ -71,8 +76,8 @@ def propose(logits: Tensor, rows: Sequence[ProposeRow], num_valid_ids: int | Non
         return []
     blocks = [LawBlock(sampling=row.sampling, prefix=row.prefix, prompt_len=row.prompt_len) for row in rows]
     law = target_law(logits, blocks, num_valid_ids)
-    sampled = [i for i, row in enumerate(rows) if row.rule is VerificationRule.REJECTION and not row.sampling.greedy]
-    shared = [i for i in range(len(rows)) if i not in set(sampled)]
+    shared = [i for i, row in enumerate(rows) if not row.transmits_law]
+    sampled = [i for i, row in enumerate(rows) if row.transmits_law]
     proposed: dict[int, ProposedToken] = {}
     if shared:
         chosen = [rows[i] for i in shared]

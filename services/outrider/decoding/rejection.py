@@ -47,12 +47,11 @@ def judge_by_rejection(law: Tensor, blocks: Sequence[RejectionBlock]) -> tuple[T
     """
     device = law.device
     accepted = _accepted_lengths(law, blocks)  # [blocks]
-    lengths = torch.tensor([len(block.token_ids) for block in blocks], device=device)
     first_rows = torch.tensor([block.first_row for block in blocks], device=device)
     own = law[first_rows + accepted]  # [blocks, vocab]
     if not any(block.token_ids for block in blocks):
-        return accepted, first_argmax(own + _noise(own, blocks, accepted, accepted < lengths))
-    rejected = accepted < lengths
+        return accepted, first_argmax(own + _noise(own, blocks, accepted))
+    rejected = accepted < torch.tensor([len(block.token_ids) for block in blocks], device=device)
     residual = own.softmax(1)
     q_ids, q_probs = _draft_laws(blocks, dtype=own.dtype, device=device)  # [blocks, k + 1, support]
     index = accepted.reshape(-1, 1, 1).expand(-1, 1, q_ids.shape[2])
@@ -61,7 +60,7 @@ def judge_by_rejection(law: Tensor, blocks: Sequence[RejectionBlock]) -> tuple[T
     # p = q up to rounding leaves nothing; the law itself is then the right one to draw from.
     from_residual = rejected & (residual.amax(1) > 0)
     weights = torch.where(from_residual.unsqueeze(1), residual.log_(), own)
-    return accepted, first_argmax(weights + _noise(own, blocks, accepted, rejected))
+    return accepted, first_argmax(weights + _noise(own, blocks, accepted))
 
 
 def _accepted_lengths(law: Tensor, blocks: Sequence[RejectionBlock]) -> Tensor:
@@ -76,9 +75,12 @@ def _accepted_lengths(law: Tensor, blocks: Sequence[RejectionBlock]) -> Tensor:
             ids.append(token_id)
             q_x = q.probs[q.token_ids.index(token_id)] / sum(q.probs)
             bars.append(uniform(block.noise_key, block.position + j, Purpose.ACCEPT) * q_x)
-    chosen = torch.tensor(rows, device=law.device)
-    judged = law[chosen]
-    p_x = judged.softmax(1).gather(1, torch.tensor(ids, device=law.device).unsqueeze(1)).squeeze(1)
+    p_x = (
+        law[torch.tensor(rows, device=law.device)]
+        .softmax(1)
+        .gather(1, torch.tensor(ids, device=law.device).unsqueeze(1))
+        .squeeze(1)
+    )
     # u < p / q, written so that nothing is divided.
     passes = torch.tensor(bars, dtype=torch.float64).to(law.device) < p_x
     owner = [b for b, block in enumerate(blocks) for _ in block.token_ids]
@@ -95,17 +97,22 @@ def _draft_laws(blocks: Sequence[RejectionBlock], *, dtype: torch.dtype, device:
     """
     width = 1 + max(len(block.token_ids) for block in blocks)
     support = max((len(q.token_ids) for block in blocks for q in block.laws), default=1)
-    ids = torch.zeros(len(blocks), width, support, dtype=torch.int64)
-    probs = torch.zeros(len(blocks), width, support, dtype=torch.float64)
-    for b, block in enumerate(blocks):
-        for j, q in enumerate(block.laws):
-            ids[b, j, : len(q.token_ids)] = torch.tensor(q.token_ids)
-            probs[b, j, : len(q.probs)] = torch.tensor(q.probs, dtype=torch.float64)
+    empty = SparseLaw(token_ids=(), probs=())
+    laws = [q for block in blocks for q in (*block.laws, *[empty] * (width - len(block.laws)))]
+    ids = torch.tensor([_padded(q.token_ids, support) for q in laws], dtype=torch.int64).view(
+        len(blocks), width, support
+    )
+    probs = torch.tensor([_padded(q.probs, support) for q in laws], dtype=torch.float64).view(ids.shape)
     probs /= probs.sum(2, keepdim=True).clamp_(min=1e-300)
     return ids.to(device), probs.to(device=device, dtype=dtype)
 
 
-def _noise(own: Tensor, blocks: Sequence[RejectionBlock], accepted: Tensor, rejected: Tensor) -> Tensor:
+def _padded(values: Sequence[float], length: int) -> list[float]:
+    """The values, then zeros up to `length`."""
+    return [*values, *[0] * (length - len(values))]
+
+
+def _noise(own: Tensor, blocks: Sequence[RejectionBlock], accepted: Tensor) -> Tensor:
     """Noise of the draw behind the accepted tokens, for recovered and bonus tokens: [blocks, vocab]."""
     width = 1 + max(len(block.token_ids) for block in blocks)
     counters = [
