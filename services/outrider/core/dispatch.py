@@ -164,6 +164,14 @@ class SpeculationTotals:
     invalid: int = 0
     accepted_per_position: tuple[int, ...] = ()
     verified_per_position: tuple[int, ...] = ()
+    forward_rows: int = 0
+    preemptions: int = 0
+    prefix_cache_queried_tokens: int = 0
+    prefix_cache_hit_tokens: int = 0
+    finished_sequences: int = 0
+    failed_sequences: int = 0
+    step_seconds: tuple[tuple[str, float], ...] = ()
+    """(phase, seconds) pairs sorted by phase, summed over all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

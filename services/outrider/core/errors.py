@@ -39,6 +39,7 @@ class ModelNotFound(OutriderError):
     def __init__(self, model: str, served: str) -> None:
         super().__init__(f"model: {model!r} is not served here; this deployment serves {served!r}")
         self.model = model
+        self.served = served
 
 
 class DuplicateRequest(OutriderError):

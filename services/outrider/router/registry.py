@@ -8,6 +8,7 @@ from outrider.router.admission import Permit
 from outrider.router.engine_link import EngineLink
 from outrider.router.inbox import RequestInbox
 from outrider.router.timing import Alarm
+from outrider.telemetry.spans import RequestSpan
 
 __all__ = ["RequestRegistry", "RunningRequest"]
 
@@ -16,7 +17,15 @@ class RunningRequest:
     """What a router holds for one request; `release` gives all of it back."""
 
     def __init__(
-        self, *, key_id: str, request_id: str, traffic_class: str, arrived_s: float, permit: Permit, inbox: RequestInbox
+        self,
+        *,
+        key_id: str,
+        request_id: str,
+        traffic_class: str,
+        arrived_s: float,
+        permit: Permit,
+        inbox: RequestInbox,
+        span: RequestSpan,
     ) -> None:
         self.key_id = key_id
         self.request_id = request_id
@@ -24,7 +33,9 @@ class RunningRequest:
         self.arrived_s = arrived_s
         self.inbox = inbox
         self.aborted = False
-        self.has_tokens = False
+        self.span = span
+        self.prompt_tokens = 0
+        self.output_tokens = 0
         self.outcome = "abandoned"
         """What to count at the end: stays so when the client leaves."""
         self.permit = permit
@@ -52,12 +63,13 @@ class RunningRequest:
         self.inbox.fail(error)
 
     def release(self) -> None:
-        """Free the engine, the alarm and the place in admission. Idempotent."""
+        """Free the engine, the alarm and the place in admission, and end the span. Idempotent."""
         if self._link is not None:
             self._link.drop(self._stream_keys)
         if self._backstop is not None:
             self._backstop.cancel()
         self.permit.release(completed=self.started)
+        self.span.end(outcome=self.outcome, prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens)
 
 
 class RequestRegistry:

@@ -40,6 +40,7 @@ from outrider.router.registry import RequestRegistry, RunningRequest
 from outrider.router.stream import ChoiceStream
 from outrider.router.timing import TimeSource
 from outrider.router.validation import check_fields, plan_request, resume_text
+from outrider.telemetry.spans import NullRequestSpans, RequestSpans
 
 __all__ = ["AbortBroadcast", "RouterService", "ServiceSettings"]
 
@@ -78,6 +79,7 @@ class RouterService:
         time: TimeSource,
         dispatcher: Dispatcher | None = None,
         metrics: RouterMetrics | None = None,
+        spans: RequestSpans | None = None,
         broadcast_abort: AbortBroadcast | None = None,
         settings: ServiceSettings | None = None,
     ) -> None:
@@ -87,6 +89,7 @@ class RouterService:
         self._time = time
         self._dispatcher = Dispatcher() if dispatcher is None else dispatcher
         self._metrics: RouterMetrics = NoMetrics() if metrics is None else metrics
+        self._spans: RequestSpans = NullRequestSpans() if spans is None else spans
         self._broadcast_abort = broadcast_abort
         self._settings = ServiceSettings() if settings is None else settings
         self._admission = Admission(limits.admission, time)
@@ -122,8 +125,8 @@ class RouterService:
             self._metrics.request_refused(error=type(error).__name__)
             raise
         try:
-            plan, choices = await self._prepare(replace(request, request_id=running.request_id))
-            self._launch(running, plan, caller)
+            plan, choices = await self._prepare(replace(request, request_id=running.request_id), running)
+            self._launch(running, plan)
             yield GenerationAccepted(
                 request_id=plan.request_id,
                 model=plan.model,
@@ -203,13 +206,18 @@ class RouterService:
             arrived_s=self._time.now(),
             permit=self._admission.admit(caller.key_id),
             inbox=RequestInbox(self._settings.max_buffered_events * (request.n or 1)),
+            span=self._spans.start(request_id=request_id, model=self._limits.model, traceparent=caller.traceparent),
         )
         self._registry.add(running)
         return running
 
-    async def _prepare(self, request: GenerationRequest) -> tuple[RequestPlan, list[ChoiceStream]]:
+    async def _prepare(
+        self, request: GenerationRequest, running: RunningRequest
+    ) -> tuple[RequestPlan, list[ChoiceStream]]:
         """Tokenize, finish validation, and set up the text side of every choice."""
-        prompt_token_ids = await encode_prompt(request, self._codec)
+        with running.span.tokenizing():
+            prompt_token_ids = await encode_prompt(request, self._codec)
+        running.prompt_tokens = len(prompt_token_ids)
         plan = plan_request(request, prompt_token_ids, self._current_limits(), self._codec)
         if len(plan.resume_token_ids) >= _OFF_LOOP_TOKENS:
             texts = [await asyncio.to_thread(resume_text, plan, self._codec)]
@@ -217,7 +225,7 @@ class RouterService:
             texts = [resume_text(plan, self._codec) for _ in range(plan.n)]
         return plan, [ChoiceStream(index, plan, text) for index, text in enumerate(texts)]
 
-    def _launch(self, running: RunningRequest, plan: RequestPlan, caller: Caller) -> None:
+    def _launch(self, running: RunningRequest, plan: RequestPlan) -> None:
         """Charge the tokens and hand all choices to one engine: they share the prompt's KV."""
         if running.aborted:
             raise RequestAborted(f"request_id: {running.request_id!r} was aborted before it ran")
@@ -225,7 +233,7 @@ class RouterService:
         left_s = plan.timeout_s - (self._time.now() - running.arrived_s)
         if left_s <= 0:
             raise DeadlineExceeded(f"timeout_ms: {plan.timeout_s * 1000:g} passed before an engine was reached")
-        requests = plan.sequence_requests(timeout_s=left_s, traceparent=caller.traceparent)
+        requests = plan.sequence_requests(timeout_s=left_s, traceparent=running.span.traceparent)
         link, keys = self._submit(requests, running.inbox)
         late = DeadlineExceeded(f"timeout_ms: {plan.timeout_s * 1000:g} passed and the engine did not end the request")
         backstop = self._time.call_later(left_s + self._settings.backstop_grace_s, lambda: running.fail(late))
@@ -257,9 +265,9 @@ class RouterService:
                     self._metrics.choice_finished(traffic_class=running.traffic_class, end=end)
             return last
         delta = choice.feed(one)
-        if not running.has_tokens:
-            running.has_tokens = True
+        if not running.output_tokens:
             self._metrics.first_token(traffic_class=running.traffic_class, after_s=self._time.now() - running.arrived_s)
+        running.output_tokens += len(delta.token_ids)
         self._metrics.tokens_streamed(traffic_class=running.traffic_class, count=len(delta.token_ids))
         return [delta]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from outrider.core.dispatch import SpeculationTotals
 from outrider.target.proposers import ProposerCounters
 from outrider.target.running import Round
-from outrider.target.scheduler import StepBatch
+from outrider.target.scheduler import Scheduler, StepBatch
 from outrider.target.step_times import StepTimes
 
 __all__ = ["EngineCounters"]
@@ -74,8 +74,8 @@ class EngineCounters:
         self.failed += failed
         self.finished += not failed
 
-    def totals(self) -> SpeculationTotals:
-        """A frozen copy for reports."""
+    def totals(self, scheduler: Scheduler) -> SpeculationTotals:
+        """A frozen copy for reports, with what the scheduler counts."""
         return SpeculationTotals(
             steps=self.steps,
             speculative_steps=self.speculative_steps,
@@ -91,6 +91,13 @@ class EngineCounters:
             invalid=self.proposers.invalid,
             accepted_per_position=tuple(self.accepted_per_position),
             verified_per_position=tuple(self.verified_per_position),
+            forward_rows=self.forward_rows,
+            preemptions=scheduler.num_preemptions,
+            prefix_cache_queried_tokens=scheduler.prefix_cache.queried_tokens,
+            prefix_cache_hit_tokens=scheduler.prefix_cache.hit_tokens,
+            finished_sequences=self.finished,
+            failed_sequences=self.failed,
+            step_seconds=tuple(sorted(self.seconds.items())),
         )
 
     def _count_positions(self, verified: int, accepted: int) -> None:

@@ -62,11 +62,14 @@ class EngineLoop:
         """One round of every running sequence. Raises `EngineUnavailable` when the engine is gone."""
         phase = StepTimer(self._clock, self.counters.seconds)
         self._admit(self._clock.now())
+        phase.ends("plan")
         proposals = self._propose()
-        phase.ends("propose")
+        phase.ends("wait")
         batch = self.scheduler.schedule(proposals)
-        phase.ends("schedule")
-        verdicts = self._verifier.verify(batch)
+        phase.ends("plan")
+        logits = self._verifier.forward(batch)
+        phase.ends("forward")
+        verdicts = self._verifier.verify(batch, logits)
         phase.ends("verify")
         rounds = self.scheduler.commit(batch, verdicts, self._clock.now())
         self._plan(rounds)
@@ -159,5 +162,5 @@ class EngineLoop:
             acceptance_rate=counters.recent_acceptance,
             estimated_speedup=speedup,
             draft_links=self.proposers.links(),
-            totals=counters.totals(),
+            totals=counters.totals(self.scheduler),
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from outrider.core.proposal import Proposal
 from outrider.core.verdict import Verdict
 from outrider.engine.base import ForwardBatch, ForwardSlice
-from outrider.engine.sequence_kv import KVCache
+from outrider.engine.sequence_kv import KVCache, PrefixCacheCounters
 from outrider.target.config import TargetConfig
 from outrider.target.running import Round, RunningSequence
 
@@ -75,6 +75,11 @@ class Scheduler:
     def kv_usage(self) -> float:
         """Share of KV blocks in use."""
         return self._kv.usage
+
+    @property
+    def prefix_cache(self) -> PrefixCacheCounters:
+        """Hits of the prefix cache."""
+        return self._kv.counters
 
     def all(self) -> Iterator[RunningSequence]:
         """Every sequence, running or waiting."""

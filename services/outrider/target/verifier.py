@@ -1,9 +1,14 @@
 """Run the forward of a step and judge every row by the target's own law."""
 
+from typing import TYPE_CHECKING
+
 from outrider.core.verdict import Verdict
 from outrider.decoding.verify import VerifyRow, verify
 from outrider.engine.base import ModelEngine
 from outrider.target.scheduler import ScheduledRow, StepBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Verifier"]
 
@@ -16,9 +21,12 @@ class Verifier:
         self._num_valid_ids = num_valid_ids
         """Ids at or above this are padding of the logits and can never be drawn."""
 
-    def verify(self, batch: StepBatch) -> list[Verdict]:
-        """Return the verdicts of `batch.deciding`, in order. Raises `EngineUnavailable`."""
-        logits = self._engine.forward(batch.forward)
+    def forward(self, batch: StepBatch) -> "Tensor":
+        """Return logits [sum of 1 + k over the deciding rows, vocab]. Raises `EngineUnavailable`."""
+        return self._engine.forward(batch.forward)
+
+    def verify(self, batch: StepBatch, logits: "Tensor") -> list[Verdict]:
+        """Return the verdicts of `batch.deciding`, in order."""
         deciding = batch.deciding
         if not deciding:
             return []

@@ -53,18 +53,13 @@ class EngineMetrics:
         status: EngineStatus,
         *,
         engine_epoch: int = 0,
-        step_seconds: Mapping[str, float] | None = None,
     ) -> None:
         """Publish what has changed since the last call.
 
-        `step_seconds`: seconds per phase since the engine started; None leaves them unreported.
         Another engine id or epoch is a new engine, whose totals count from 0. So does a total that
         went down: an engine can be replaced by one that looks the same.
         """
         totals = dict(_totals(status))
-        totals.update(
-            (_Series(metrics.STEP_SECONDS, (("phase", phase),)), value) for phase, value in (step_seconds or {}).items()
-        )
         life = (status.engine_id, engine_epoch)
         before = self._baseline.totals
         restarted = any(value < before.get(series, 0.0) for series, value in totals.items() if series.of_engine)
@@ -117,6 +112,12 @@ def _totals(status: EngineStatus) -> Iterator[tuple[_Series, float]]:
         (metrics.NUM_MESSAGES_RECEIVED, totals.draft_messages_received),
         (metrics.NUM_STEPS, totals.steps),
         (metrics.NUM_SPECULATIVE_STEPS, totals.speculative_steps),
+        (metrics.FORWARD_ROWS, totals.forward_rows),
+        (metrics.PREEMPTIONS, totals.preemptions),
+        (metrics.PREFIX_CACHE_QUERIED, totals.prefix_cache_queried_tokens),
+        (metrics.PREFIX_CACHE_HITS, totals.prefix_cache_hit_tokens),
+        (metrics.SEQUENCES_FINISHED, totals.finished_sequences),
+        (metrics.SEQUENCES_FAILED, totals.failed_sequences),
     )
     for metric, value in plain:
         yield _Series(metric), value
@@ -126,5 +127,7 @@ def _totals(status: EngineStatus) -> Iterator[tuple[_Series, float]]:
     ):
         for position, value in enumerate(values):
             yield _Series(metric, (("position", str(position)),)), value
+    for phase, seconds in totals.step_seconds:
+        yield _Series(metrics.STEP_SECONDS, (("phase", phase),)), seconds
     for link in status.draft_links:
         yield _Series(metrics.DRAFT_LOSSES, (("draft", link.address),)), link.losses

@@ -39,6 +39,7 @@ __all__ = [
     "ENGINE_LABELS",
     "ENGINE_LOSSES",
     "ENGINE_STARTS",
+    "FORWARD_ROWS",
     "KV_USAGE",
     "NUM_ACCEPTED_PER_POS",
     "NUM_ACCEPTED_TOKENS",
@@ -56,6 +57,9 @@ __all__ = [
     "NUM_VERIFIED_PER_POS",
     "NUM_VERIFIED_TOKENS",
     "OUTPUT_TOKENS",
+    "PREEMPTIONS",
+    "PREFIX_CACHE_HITS",
+    "PREFIX_CACHE_QUERIED",
     "PROMPT_TOKENS",
     "READY",
     "REQUESTS_FINISHED",
@@ -64,6 +68,8 @@ __all__ = [
     "REQUEST_DURATION",
     "REQUEST_LABELS",
     "RUNNING",
+    "SEQUENCES_FAILED",
+    "SEQUENCES_FINISHED",
     "SEQUENCES_LOST",
     "SPECULATION_MODE",
     "SPECULATION_REASON",
@@ -161,6 +167,12 @@ NUM_MESSAGES_RECEIVED = _engine_counter("spec_decode_num_draft_messages_received
 NUM_STEPS = _engine_counter("outrider_engine_steps", "Engine steps.")
 NUM_SPECULATIVE_STEPS = _engine_counter("outrider_engine_speculative_steps", "Steps that verified a draft token.")
 STEP_SECONDS = _engine_counter("outrider_engine_step_seconds", "Seconds spent in each phase of the steps.", "phase")
+FORWARD_ROWS = _engine_counter("outrider_engine_forward_rows", "Token rows of all forwards, prefill included.")
+PREEMPTIONS = _engine_counter("outrider_engine_preemptions", "Sequences that lost their KV and were recomputed.")
+PREFIX_CACHE_QUERIED = _engine_counter("outrider_prefix_cache_queried_tokens", "Prompt tokens looked up in the cache.")
+PREFIX_CACHE_HITS = _engine_counter("outrider_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.")
+SEQUENCES_FINISHED = _engine_counter("outrider_engine_sequences_finished", "Sequences that finished or were aborted.")
+SEQUENCES_FAILED = _engine_counter("outrider_engine_sequences_failed", "Sequences that ended with an error.")
 ENGINE_STARTS = _engine_counter("outrider_engine_starts", "Engines seen under this name: 1 + rebuilds.")
 RUNNING = _engine_gauge("outrider_engine_sequences_running", "Sequences in the batch.")
 WAITING = _engine_gauge("outrider_engine_sequences_waiting", "Sequences that wait for admission.")

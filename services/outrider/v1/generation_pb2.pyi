@@ -1406,6 +1406,26 @@ class SpeculationTotals(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class StepSecondsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STEPS_FIELD_NUMBER: _builtins.int
     SPECULATIVE_STEPS_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
@@ -1420,6 +1440,13 @@ class SpeculationTotals(_message.Message):
     INVALID_FIELD_NUMBER: _builtins.int
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _builtins.int
     VERIFIED_PER_POSITION_FIELD_NUMBER: _builtins.int
+    FORWARD_ROWS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_QUERIED_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    FINISHED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    FAILED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """Engine steps."""
     speculative_steps: _builtins.int
@@ -1444,6 +1471,18 @@ class SpeculationTotals(_message.Message):
     """Stale blocks."""
     invalid: _builtins.int
     """Malformed or out-of-range draft messages that were dropped."""
+    forward_rows: _builtins.int
+    """Rows of all forwards, prefill included."""
+    preemptions: _builtins.int
+    """Sequences that were preempted and recomputed."""
+    prefix_cache_queried_tokens: _builtins.int
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_cache_hit_tokens: _builtins.int
+    """Prompt tokens found there."""
+    finished_sequences: _builtins.int
+    """Sequences that finished or were aborted."""
+    failed_sequences: _builtins.int
+    """Sequences that ended with an error."""
     @_builtins.property
     def accepted_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted per draft position."""
@@ -1451,6 +1490,10 @@ class SpeculationTotals(_message.Message):
     @_builtins.property
     def verified_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Verified per draft position."""
+
+    @_builtins.property
+    def step_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Seconds per phase of the step (plan, wait, forward, verify, commit, emit), summed."""
 
     def __init__(
         self,
@@ -1469,10 +1512,17 @@ class SpeculationTotals(_message.Message):
         invalid: _builtins.int = ...,
         accepted_per_position: _abc.Iterable[_builtins.int] | None = ...,
         verified_per_position: _abc.Iterable[_builtins.int] | None = ...,
+        forward_rows: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
+        prefix_cache_queried_tokens: _builtins.int = ...,
+        prefix_cache_hit_tokens: _builtins.int = ...,
+        finished_sequences: _builtins.int = ...,
+        failed_sequences: _builtins.int = ...,
+        step_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_per_position", b"accepted_per_position", "committed", b"committed", "draft_messages_received", b"draft_messages_received", "draft_messages_sent", b"draft_messages_sent", "drafted", b"drafted", "invalid", b"invalid", "late", b"late", "rounds", b"rounds", "speculative_steps", b"speculative_steps", "stale", b"stale", "steps", b"steps", "verified", b"verified", "verified_per_position", b"verified_per_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_per_position", b"accepted_per_position", "committed", b"committed", "draft_messages_received", b"draft_messages_received", "draft_messages_sent", b"draft_messages_sent", "drafted", b"drafted", "failed_sequences", b"failed_sequences", "finished_sequences", b"finished_sequences", "forward_rows", b"forward_rows", "invalid", b"invalid", "late", b"late", "preemptions", b"preemptions", "prefix_cache_hit_tokens", b"prefix_cache_hit_tokens", "prefix_cache_queried_tokens", b"prefix_cache_queried_tokens", "rounds", b"rounds", "speculative_steps", b"speculative_steps", "stale", b"stale", "step_seconds", b"step_seconds", "steps", b"steps", "verified", b"verified", "verified_per_position", b"verified_per_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

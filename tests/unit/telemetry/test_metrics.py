@@ -18,6 +18,7 @@ TOTALS = SpeculationTotals(
     rounds=20,
     drafted=30,
     verified=24,
+    step_seconds=(("verify", 1.5),),
     accepted=15,
     committed=35,
     draft_messages_sent=11,
@@ -131,8 +132,8 @@ class TestEngineMetrics:
     def test_the_same_report_twice_counts_once(self) -> None:
         sink = InMemorySink()
         publisher = EngineMetrics(sink, LABELS)
-        publisher.publish(STATUS, step_seconds={"verify": 1.5})
-        publisher.publish(STATUS, step_seconds={"verify": 1.5})
+        publisher.publish(STATUS)
+        publisher.publish(STATUS)
         assert sink.value(metrics.NUM_ACCEPTED_TOKENS, LABELS) == 15
         assert sink.value(metrics.STEP_SECONDS, {**LABELS, "phase": "verify"}) == 1.5
         assert sink.value(metrics.ENGINE_STARTS, LABELS) == 1
@@ -140,9 +141,14 @@ class TestEngineMetrics:
     def test_growth_is_added(self) -> None:
         sink = InMemorySink()
         publisher = EngineMetrics(sink, LABELS)
-        publisher.publish(STATUS, step_seconds={"verify": 1.5})
-        grown = replace(TOTALS, accepted=20, accepted_per_position=(10, 6, 3, 1))
-        publisher.publish(replace(STATUS, totals=grown), step_seconds={"verify": 2.0, "emit": 0.25})
+        publisher.publish(STATUS)
+        grown = replace(
+            TOTALS,
+            accepted=20,
+            accepted_per_position=(10, 6, 3, 1),
+            step_seconds=(("emit", 0.25), ("verify", 2.0)),
+        )
+        publisher.publish(replace(STATUS, totals=grown))
         assert sink.value(metrics.NUM_ACCEPTED_TOKENS, LABELS) == 20
         assert sink.value(metrics.NUM_ACCEPTED_PER_POS, {**LABELS, "position": "3"}) == 1
         assert sink.value(metrics.STEP_SECONDS, {**LABELS, "phase": "verify"}) == 2.0
