@@ -229,6 +229,17 @@ def test_a_plan_counts_when_a_resync_has_already_brought_its_text() -> None:
     assert peer.received == []
 
 
+def test_a_plan_counts_anew_when_other_text_reaches_the_same_length() -> None:
+    peer = opened()
+    peer.blocks()
+    peer.texts[1][-1:] = []
+    peer.row(1, 50)
+    peer.resync(1, len(PROMPT))
+    peer.texts[1][-1:] = []
+    peer.judge(peer.row(1, 50, k=4))
+    assert list(peer.blocks()[1].token_ids) == peer.oracle(1, 4)
+
+
 def test_verdicts_during_prefill_are_kept() -> None:
     peer = Bench(prefill_chunk_tokens=2).peer()
     peer.say(peer.opening(1, PROMPT))

@@ -356,3 +356,29 @@ def test_identity_is_refused_by_name(changes: dict[str, int]) -> None:
     identity = DraftIdentity(incarnation=1, model="draft", vocab_size=64, tokenizer_fingerprint=b"")
     with pytest.raises(ConfigError, match=next(iter(changes))):
         replace(identity, **changes)  # type: ignore[arg-type]
+
+
+def test_a_small_batch_goes_round_the_links() -> None:
+    bench = Bench(max_round_seqs=1)
+    peers = owing_links(bench, {link_id: {1: 1, 2: 1} for link_id in (1, 2, 3)})
+    order = []
+    for _ in range(6):
+        bench.step()
+        order += [peer.link_id for peer in peers for _ in peer.take(DraftProposal)]
+    assert order == [1, 2, 3, 1, 2, 3]
+
+
+@pytest.mark.parametrize("busy_with", ["prefill", "block"])
+def test_a_sequence_that_waits_for_the_draft_is_not_idle(busy_with: str) -> None:
+    bench = Bench(max_num_seqs=1)
+    peer = bench.peer()
+    if busy_with == "prefill":
+        peer.say(peer.opening(1, PROMPT))
+    else:
+        peer.open(1, PROMPT)
+        peer.judge(peer.row(1, 3, k=2))
+    bench.clock.time += 5.0
+    peer.say(peer.opening(2, PROMPT))
+    bench.settle()
+    assert [one.handle for one in peer.take(OpenNack)] == [2]
+    assert peer.take(Evicted) == []
