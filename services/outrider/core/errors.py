@@ -73,6 +73,10 @@ class EngineUnavailable(OutriderError):
         super().__init__(f"engine unavailable: {cause}")
         self.cause = cause
 
+    def __reduce__(self) -> tuple[type["EngineUnavailable"], tuple[str]]:
+        # Pickled by its message, it would come back with the prefix twice.
+        return type(self), (self.cause,)
+
 
 class ConfigError(OutriderError):
     """A setting, or the product of several settings, cannot work."""
