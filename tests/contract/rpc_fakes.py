@@ -1,0 +1,169 @@
+"""Scripted sides of the ports, servers that end with their test, and a TCP proxy that can fall silent."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import grpc.aio
+
+from outrider.core.errors import CompatibilityError, ProtocolError
+from outrider.core.link import Capability, DraftEvent, Hello, HelloAck, Ping, Pong, TargetEvent
+from outrider.core.mailbox import AsyncMailbox
+from outrider.rpc.channel_options import Keepalive
+from outrider.rpc.server import RunningServer, ServerOptions, start_server
+
+
+class RealClock:
+    def now(self) -> float:
+        return time.monotonic()
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Wait until a condition on plain state holds. The time-out is a failure, never a measure."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - plain state of the code under test has no event
+            await asyncio.sleep(0.01)
+
+
+HELLO = Hello(
+    engine_id="engine-0",
+    engine_epoch=3,
+    link_id=0,
+    target_model="target",
+    vocab_size=100,
+    tokenizer_fingerprint=b"words",
+    max_num_draft_tokens=8,
+    max_model_len=10_000,
+    max_num_seqs=4,
+)
+
+
+class ScriptedDraftSession:
+    """Records what the target says; answers Ping; sends what the test pushes."""
+
+    def __init__(self, hello: Hello, incarnation: int) -> None:
+        self.hello = hello
+        self.ack = HelloAck(
+            incarnation=incarnation,
+            draft_model="draft",
+            vocab_size=100,
+            tokenizer_fingerprint=b"words",
+            max_model_len=5000,
+            kv_capacity_tokens=10**6,
+            step_ms=1.25,
+            capabilities=frozenset({Capability.SEQUENTIAL}),
+        )
+        self.received: list[TargetEvent] = []
+        self.closed = False
+        self.swamped = False
+        self._outbox: AsyncMailbox[DraftEvent] = AsyncMailbox(10_000)
+
+    def push(self, *events: DraftEvent) -> None:
+        assert self._outbox.put(events)
+
+    def send(self, events: Sequence[TargetEvent]) -> None:
+        if self.swamped:
+            raise ProtocolError("the draft is swamped")
+        self.received.extend(events)
+        self._outbox.put([Pong(nonce=event.nonce) for event in events if isinstance(event, Ping)])
+
+    async def receive(self) -> list[DraftEvent]:
+        return await self._outbox.take()
+
+    def close(self) -> None:
+        self.closed = True
+        self._outbox.close()
+
+
+class ScriptedDraft:
+    """A draft replica without a model."""
+
+    def __init__(self, incarnation: int = 1) -> None:
+        self.incarnation = incarnation
+        self.sessions: list[ScriptedDraftSession] = []
+
+    def connect(self, hello: Hello) -> ScriptedDraftSession:
+        if hello.tokenizer_fingerprint != b"words":
+            raise CompatibilityError("the tokenizers differ at id 7")
+        session = ScriptedDraftSession(hello, self.incarnation)
+        self.sessions.append(session)
+        return session
+
+
+class TcpProxy:
+    """Forwards bytes between its own port and a target port until told to fall silent or to cut."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._forwarding = asyncio.Event()
+        self._forwarding.set()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def silence(self) -> None:
+        """Keep every connection open and carry nothing more."""
+        self._forwarding.clear()
+
+    def resume(self) -> None:
+        self._forwarding.set()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._forwarding.is_set():
+            await self._forwarding.wait()
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        for source, sink in ((reader, up_writer), (up_reader, writer)):
+            task = asyncio.create_task(self._pump(source, sink))
+            self._tasks.add(task)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(65536):
+                await self._forwarding.wait()
+                sink.write(data)
+                await sink.drain()
+        except ConnectionError:
+            return
+        finally:
+            sink.close()
+
+
+@contextlib.asynccontextmanager
+async def proxied(target_port: int) -> AsyncIterator[TcpProxy]:
+    proxy = TcpProxy(target_port)
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()
+
+
+class Servers:
+    """Starts servers on free loopback ports and stops every one of them at the end of a test."""
+
+    def __init__(self) -> None:
+        self._running: list[RunningServer] = []
+
+    async def start(
+        self, *services: Callable[[grpc.aio.Server], None], port: int = 0, keepalive: Keepalive | None = None
+    ) -> RunningServer:
+        options = ServerOptions(port=port, grace_s=0.0, keepalive=keepalive or Keepalive())
+        server = await start_server(services, options)
+        self._running.append(server)
+        return server
+
+    async def stop(self) -> None:
+        for server in self._running:
+            await server.stop()
