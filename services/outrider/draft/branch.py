@@ -6,7 +6,6 @@ per sequence; drafting ahead for several outcomes has several of them. Neither s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from outrider.core.ports import Clock
 from outrider.core.proposal import SparseLaw
@@ -15,9 +14,7 @@ from outrider.core.speculation import VerificationRule
 from outrider.decoding.propose import ProposedToken, ProposeRow, propose
 from outrider.draft.timing import StepTimer
 from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine
-
-if TYPE_CHECKING:
-    from outrider.engine.sequence_kv import KVCache
+from outrider.engine.sequence_kv import KVCache
 
 __all__ = ["Branch", "BranchDrafter"]
 
@@ -67,7 +64,7 @@ class Branch:
 class BranchDrafter:
     """Runs the forwards of a set of branches and draws their tokens."""
 
-    def __init__(self, *, engine: ModelEngine, kv: "KVCache", clock: Clock, timer: StepTimer, q_top_k: int) -> None:
+    def __init__(self, *, engine: ModelEngine, kv: KVCache, clock: Clock, timer: StepTimer, q_top_k: int) -> None:
         self._engine = engine
         self._kv = kv
         self._clock = clock
