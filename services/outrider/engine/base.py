@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    Logits: TypeAlias = Tensor
+    """For the loops above, which hand logits on without looking inside."""
 
 __all__ = ["EngineLimits", "ForwardBatch", "ForwardSlice", "ModelEngine"]
 

@@ -8,7 +8,7 @@ from outrider.engine.base import ModelEngine
 from outrider.target.scheduler import ScheduledRow, StepBatch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from outrider.engine.base import Logits
 
 __all__ = ["Verifier"]
 
@@ -21,11 +21,11 @@ class Verifier:
         self._num_valid_ids = num_valid_ids
         """Ids at or above this are padding of the logits and can never be drawn."""
 
-    def forward(self, batch: StepBatch) -> "Tensor":
+    def forward(self, batch: StepBatch) -> "Logits":
         """Return logits [sum of 1 + k over the deciding rows, vocab]. Raises `EngineUnavailable`."""
         return self._engine.forward(batch.forward)
 
-    def verify(self, batch: StepBatch, logits: "Tensor") -> list[Verdict]:
+    def verify(self, batch: StepBatch, logits: "Logits") -> list[Verdict]:
         """Return the verdicts of `batch.deciding`, in order."""
         deciding = batch.deciding
         if not deciding:
