@@ -48,7 +48,7 @@ class EngineConfig:
     threads: int = 1
     """Threads of the matrix products. More than the free cores makes a step many times slower."""
     peer_timeout_s: float = 30.0
-    """Seconds after which a rank that waits for another gives the group up."""
+    """Seconds after which a rank that waits for another in the middle of a step gives the group up."""
 
     def __post_init__(self) -> None:
         if (self.kind == "scripted") != (self.scripted is not None):

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from outrider.engine.attention import KVPool
 from outrider.engine.base import EngineLimits, ForwardBatch
-from outrider.engine.ragged import RowLayout, ragged_batch
+from outrider.engine.ragged import RaggedBatch, RowLayout, ragged_batch
 from outrider.engine.shape import ModelShape
 
 __all__ = ["ModelRunner"]
@@ -39,13 +39,19 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def hidden(self, batch: ForwardBatch) -> Tensor:
+    def lay_out(self, batch: ForwardBatch) -> RaggedBatch:
+        """Check the batch and make its tensors; writes nothing.
+
+        Raises `ValueError` when the batch does not fit the limits.
+        """
+        return ragged_batch(batch, self._layout)
+
+    @torch.inference_mode()
+    def hidden(self, ragged: RaggedBatch) -> Tensor:
         """Run the layers, write the KV of every row, and return the last hidden states.
 
         The states are those of the rows that want logits: [sum of num_logits, hidden_size].
-        Raises `ValueError` when the batch does not fit the limits; nothing is written then.
         """
-        ragged = ragged_batch(batch, self._layout)
         output = self._decoder(
             input_ids=ragged.input_ids, position_ids=ragged.position_ids, use_cache=False, ragged=ragged, kv=self._kv
         )

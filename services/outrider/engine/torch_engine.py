@@ -31,7 +31,7 @@ class TorchEngine:
         """
         if self._runner is None:
             raise EngineUnavailable("the engine was closed")
-        return self._runner.logits(self._runner.hidden(batch))
+        return self._runner.logits(self._runner.hidden(self._runner.lay_out(batch)))
 
     def close(self) -> None:
         """Release the model and its KV. Closing again changes nothing."""
