@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc.aio
 
-from outrider.core.errors import CompatibilityError, ProtocolError
+from outrider.core.dispatch import EngineEvent, EngineHello, EngineReport, EngineStatus, ReportRequest, RouterCommand
+from outrider.core.errors import CompatibilityError, EngineUnavailable, Overloaded, ProtocolError
 from outrider.core.link import Capability, DraftEvent, Hello, HelloAck, Ping, Pong, TargetEvent
 from outrider.core.mailbox import AsyncMailbox
 from outrider.rpc.channel_options import Keepalive
@@ -91,6 +92,61 @@ class ScriptedDraft:
         return session
 
 
+class ScriptedEngineSession:
+    """Records commands; sends what the test pushes; answers a report request."""
+
+    def __init__(self, router_id: str, hello: EngineHello) -> None:
+        self.router_id = router_id
+        self.hello = hello
+        self.received: list[RouterCommand] = []
+        self.closed = False
+        self.room = 10**6
+        self._failure: str | None = None
+        self._outbox: AsyncMailbox[EngineEvent] = AsyncMailbox(10_000)
+
+    def push(self, *events: EngineEvent) -> None:
+        assert self._outbox.put(events)
+
+    def fail(self, cause: str) -> None:
+        self._failure = cause
+        self._outbox.close()
+
+    def send(self, commands: Sequence[RouterCommand]) -> None:
+        if self._failure is not None:
+            raise EngineUnavailable(self._failure)
+        if len(commands) > self.room:
+            raise Overloaded("the engine's queue is full", retry_after_s=1.0)
+        self.room -= len(commands)
+        self.received.extend(commands)
+        for command in commands:
+            if isinstance(command, ReportRequest):
+                self.push(EngineReport(nonce=command.nonce, status=EngineStatus(engine_id="engine-0", ready=True)))
+
+    async def receive(self) -> list[EngineEvent]:
+        events = await self._outbox.take()
+        if not events and self._failure is not None:
+            raise EngineUnavailable(self._failure)
+        return events
+
+    def close(self) -> None:
+        self.closed = True
+        self._outbox.close()
+
+
+class ScriptedEngine:
+    """An engine without a model."""
+
+    def __init__(self) -> None:
+        self.sessions: list[ScriptedEngineSession] = []
+
+    def connect(self, router_id: str) -> ScriptedEngineSession:
+        hello = EngineHello(
+            engine_id="engine-0", engine_epoch=2, model="target", max_model_len=10_000, kv_capacity_tokens=50_000
+        )
+        self.sessions.append(ScriptedEngineSession(router_id, hello))
+        return self.sessions[-1]
+
+
 class TcpProxy:
     """Forwards bytes between its own port and a target port until told to fall silent or to cut."""
 
@@ -99,7 +155,8 @@ class TcpProxy:
         self._forwarding = asyncio.Event()
         self._forwarding.set()
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._writers: list[asyncio.StreamWriter] = []
         self.port = 0
 
     async def start(self) -> None:
@@ -114,30 +171,32 @@ class TcpProxy:
         self._forwarding.set()
 
     async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._server is not None:
-            self._server.close()
+        await asyncio.sleep(0)  # lets aborted transports close their sockets
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._forwarding.is_set():
-            await self._forwarding.wait()
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        self._tasks.append(asyncio.create_task(self._carry(reader, writer)))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._forwarding.wait()
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
-        for source, sink in ((reader, up_writer), (up_reader, writer)):
-            task = asyncio.create_task(self._pump(source, sink))
-            self._tasks.add(task)
+        self._writers.append(up_writer)
+        await asyncio.gather(self._pump(reader, up_writer), self._pump(up_reader, writer))
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
+        with contextlib.suppress(ConnectionError):
             while data := await source.read(65536):
                 await self._forwarding.wait()
                 sink.write(data)
                 await sink.drain()
-        except ConnectionError:
-            return
-        finally:
-            sink.close()
+        sink.close()
 
 
 @contextlib.asynccontextmanager

@@ -8,22 +8,18 @@ from outrider.core import link
 from outrider.core.errors import ProtocolError
 from outrider.rpc.link_draft_conversion import draft_event_from_proto, draft_event_to_proto
 from outrider.rpc.link_target_conversion import hello_to_proto, target_event_from_proto, target_event_to_proto
+from outrider.rpc.message_groups import in_groups
 from outrider.rpc.token_chunks import TextAssembler
 from outrider.v1 import speculation_pb2 as pb
 
 __all__ = [
-    "MAX_MESSAGE_BYTES",
     "LinkIdentity",
     "LinkReader",
     "LinkWriter",
     "ReadEvents",
 ]
 
-MAX_MESSAGE_BYTES = 1 << 20
-"""More events than fit into this much travel in several messages."""
-
 E = TypeVar("E")
-P = TypeVar("P", pb.TargetEvent, pb.DraftEvent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +71,14 @@ class LinkWriter:
         return self._request([pb.TargetEvent(hello=hello_to_proto(hello))])
 
     def requests(self, events: Iterable[link.TargetEvent], traceparent: str = "") -> Iterator[pb.LinkRequest]:
-        """The target's messages: one, unless the events are larger than `MAX_MESSAGE_BYTES`."""
+        """The target's messages: one, unless the events are larger than `MAX_GROUP_BYTES`."""
         converted = [message for event in events for message in target_event_to_proto(event)]
-        return (self._request(group, traceparent) for group in _groups(converted))
+        return (self._request(group, traceparent) for group in in_groups(converted))
 
     def responses(self, events: Iterable[link.DraftEvent]) -> Iterator[pb.LinkResponse]:
         """The draft's messages, likewise."""
         converted = [message for event in events for message in draft_event_to_proto(event)]
-        return (self._response(group) for group in _groups(converted))
+        return (self._response(group) for group in in_groups(converted))
 
     def _request(self, events: Sequence[pb.TargetEvent], traceparent: str = "") -> pb.LinkRequest:
         self.messages += 1
@@ -141,18 +137,3 @@ class LinkReader:
             return f"header.message_number: {header.message_number} after {self._last_number}"
         self._last_number = header.message_number
         return ""
-
-
-def _groups(events: Sequence[P]) -> Iterator[list[P]]:
-    """Consecutive events that fit into one message."""
-    group: list[P] = []
-    size = 0
-    for event in events:
-        event_size = event.ByteSize()
-        if group and size + event_size > MAX_MESSAGE_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(event)
-        size += event_size
-    if group:
-        yield group

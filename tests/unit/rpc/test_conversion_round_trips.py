@@ -10,9 +10,10 @@ from outrider.core import dispatch, generation, link
 from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import VerificationRule
 from outrider.rpc import dispatch_conversion, generation_conversion
-from outrider.rpc.link_conversion import MAX_MESSAGE_BYTES, LinkIdentity, LinkReader, LinkWriter
+from outrider.rpc.link_conversion import LinkIdentity, LinkReader, LinkWriter
 from outrider.rpc.link_draft_conversion import MAX_TABLE_ENTRIES
 from outrider.rpc.link_target_conversion import hello_from_proto, hello_to_proto
+from outrider.rpc.message_groups import MAX_GROUP_BYTES
 from outrider.rpc.report_conversion import status_from_proto, status_to_proto
 from outrider.rpc.sampling_conversion import sampling_from_proto, sampling_to_proto
 from outrider.rpc.token_chunks import MAX_CHUNK_TOKENS
@@ -132,7 +133,7 @@ def test_more_than_one_message_when_the_events_are_large() -> None:
     ]
     messages = list(LinkWriter(IDENTITY).requests(events))
     assert len(messages) > 1
-    assert all(message.ByteSize() <= MAX_MESSAGE_BYTES + 1024 for message in messages)
+    assert all(message.ByteSize() <= MAX_GROUP_BYTES + 1024 for message in messages)
     assert [message.header.message_number for message in messages] == list(range(1, len(messages) + 1))
     assert through_target_wire(events) == events
 
