@@ -1,11 +1,12 @@
 """Corners of grpc.aio: opening a stream that is written by hand, and saying why a call broke."""
 
+import asyncio
 from typing import TypeVar, cast
 
 import grpc
 import grpc.aio
 
-__all__ = ["END", "describe", "open_stream", "read_request"]
+__all__ = ["END", "describe", "is_being_cancelled", "open_stream", "read_request"]
 
 END: object = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 """What `read` returns when the other side has ended the stream well."""
@@ -28,3 +29,9 @@ async def read_request(context: "grpc.aio.ServicerContext[Q, R]") -> Q | None:
 def describe(error: grpc.aio.AioRpcError) -> str:
     """One line about a broken call."""
     return f"{error.code().name}: {error.details() or 'no details'}"
+
+
+def is_being_cancelled() -> bool:
+    """Whether this task is being cancelled. A call that was cut reads as CancelledError too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -34,17 +34,18 @@ from outrider.core.errors import (
     Unsupported,
 )
 
-__all__ = ["RETRY_AFTER", "CallStatus", "StatusContext", "error_of", "fail", "status_of"]
+__all__ = ["RETRY_AFTER", "CallStatus", "Metadatum", "StatusContext", "error_of", "fail", "status_of"]
 
 RETRY_AFTER = "retry-after-ms"
 _DETAILS = "grpc-status-details-bin"
 _DOMAIN = "outrider"
-_MAX_MESSAGE_CHARS = 1000  # trailers share 8 KiB, and each character may take 9 bytes there
+_MAX_CHARS = 400  # of one text; all trailers share 8 KiB, and a character may take 9 bytes
 
 _logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=OutriderError)
 Metadatum = tuple[str, str | bytes]
+"""One key and value of a call's metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,7 @@ _OVERLOADED: _Row[Overloaded] = _Row(
 )
 _UNAVAILABLE: _Row[EngineUnavailable] = _Row(
     code=grpc.StatusCode.UNAVAILABLE,
-    facts=lambda error: {"cause": error.cause[:_MAX_MESSAGE_CHARS]},
+    facts=lambda error: {"cause": error.cause},
     rebuild=lambda facts, message: EngineUnavailable(facts["cause"]),
 )
 
@@ -137,9 +138,10 @@ def status_of(error: BaseException) -> CallStatus:
         incident = uuid.uuid4().hex
         _logger.error("internal error %s", incident, exc_info=error)
         return CallStatus(code=grpc.StatusCode.INTERNAL, message=f"internal error {incident}")
-    row, message = _TABLE[kind], str(error)[:_MAX_MESSAGE_CHARS]
+    row, message = _TABLE[kind], str(error)[:_MAX_CHARS]
+    facts = {name: fact[:_MAX_CHARS] for name, fact in row.facts(error).items()}
     details = StatusMessage(code=row.code.value[0], message=message)
-    details.details.append(_packed(ErrorInfo(reason=kind.__name__, domain=_DOMAIN, metadata=row.facts(error))))
+    details.details.append(_packed(ErrorInfo(reason=kind.__name__, domain=_DOMAIN, metadata=facts)))
     trailing: list[Metadatum] = []
     if isinstance(error, Overloaded):
         milliseconds = max(round(error.retry_after_s * 1e3), 0)
@@ -147,7 +149,7 @@ def status_of(error: BaseException) -> CallStatus:
         details.details.append(_packed(RetryInfo(retry_delay=delay)))
         trailing.append((RETRY_AFTER, str(milliseconds)))
     if isinstance(error, InvalidRequest):
-        violation = BadRequest.FieldViolation(field=error.field, description=error.problem[:_MAX_MESSAGE_CHARS])
+        violation = BadRequest.FieldViolation(field=error.field, description=error.problem[:_MAX_CHARS])
         details.details.append(_packed(BadRequest(field_violations=[violation])))
     trailing.append((_DETAILS, details.SerializeToString()))
     return CallStatus(code=row.code, message=message, trailing=tuple(trailing))

@@ -11,7 +11,7 @@ import grpc.aio
 
 from outrider.core.errors import ConfigError, ProtocolError
 from outrider.core.link import DraftEvent, Drain, Goodbye, Hello, HelloAck, LinkError, TargetEvent
-from outrider.rpc.aio_calls import describe, open_stream
+from outrider.rpc.aio_calls import describe, is_being_cancelled, open_stream
 from outrider.rpc.channel_options import Keepalive, data_plane_channel_options
 from outrider.rpc.counters import LinkCounters
 from outrider.rpc.link_conversion import LinkIdentity, LinkReader, LinkWriter
@@ -127,7 +127,7 @@ class LinkStream:
         except grpc.aio.AioRpcError as error:
             return LinkLost(self._draining or describe(error))
         except asyncio.CancelledError:
-            if _is_cancelled() or not self._cut:
+            if is_being_cancelled() or not self._cut:
                 raise
             return LinkLost(self._cut)
         except Exception:
@@ -182,12 +182,6 @@ class LinkStream:
         for message in self._writer.requests(events):
             await self._call.write(message)
             self._counters.messages_sent += 1
-
-
-def _is_cancelled() -> bool:
-    """Whether this task is being cancelled (a call that was cut also reads as CancelledError)."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _read_ack(response: pb.LinkResponse, hello: Hello) -> HelloAck:

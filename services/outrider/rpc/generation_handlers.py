@@ -1,0 +1,143 @@
+"""The methods of GenerationService and ModelService, for every kind of gRPC door.
+
+A handler takes the request and a context that can only set a status and trailers, which is all that
+Ray Serve's ingress offers, and grpc.aio offers too. Validate, convert, call, convert back; errors
+become a status here and nowhere else, and the handler returns then (raising would drop the trailers).
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from outrider.core.errors import InvalidRequest
+from outrider.core.generation import Caller, GenerationEvent
+from outrider.core.ports import GenerationService
+from outrider.rpc.caller import Authenticate, anonymous, caller_of
+from outrider.rpc.errors import StatusContext, fail
+from outrider.rpc.generation_conversion import (
+    event_to_proto,
+    final_to_proto,
+    model_to_proto,
+    request_from_proto,
+    usage_to_proto,
+)
+from outrider.rpc.generation_result import GenerationResult, collect
+from outrider.rpc.report_conversion import logprobs_to_proto, status_to_proto
+from outrider.v1 import generation_pb2 as pb
+
+__all__ = ["CallContext", "GenerationHandlers", "closing"]
+
+R = TypeVar("R")
+
+
+class CallContext(StatusContext, Protocol):
+    """What a handler needs of a call."""
+
+    def invocation_metadata(self) -> Any:
+        """Pairs of the client's metadata."""
+        ...
+
+
+@asynccontextmanager
+async def closing(events: AsyncIterator[R]) -> AsyncGenerator[AsyncIterator[R], None]:
+    """Close an iterator at the end of the block, if it can be closed: that is what aborts its request."""
+    try:
+        yield events
+    finally:
+        close = getattr(events, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class GenerationHandlers:
+    """Serves a `GenerationService` port. Cancelling a handler closes its stream, which aborts the request."""
+
+    def __init__(self, service: GenerationService, authenticate: Authenticate = anonymous) -> None:
+        self._service = service
+        self._authenticate = authenticate
+
+    async def generate(self, request: pb.GenerateRequest, context: CallContext) -> pb.GenerateResponse:
+        """GenerationService/Generate."""
+
+        async def answer(caller: Caller) -> pb.GenerateResponse:
+            async with closing(self._stream(request, caller)) as events:
+                return _result_to_proto(await collect(events))
+
+        return await self._answer(answer, pb.GenerateResponse, context)
+
+    async def stream_generate(
+        self, request: pb.StreamGenerateRequest, context: CallContext
+    ) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
+        """GenerationService/StreamGenerate."""
+        try:
+            caller = caller_of(context.invocation_metadata(), self._authenticate)
+            async with closing(self._stream(request, caller)) as events:
+                async for event in events:
+                    yield event_to_proto(event)
+        except Exception as error:  # noqa: BLE001 - becomes a status
+            fail(context, error)
+
+    async def abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
+        """GenerationService/Abort."""
+
+        async def answer(caller: Caller) -> pb.AbortResponse:
+            if not request.request_id:
+                raise InvalidRequest("request_id", "is not set")
+            return pb.AbortResponse(found=await self._service.abort(request.request_id, caller))
+
+        return await self._answer(answer, pb.AbortResponse, context)
+
+    async def get_model_info(self, request: pb.GetModelInfoRequest, context: CallContext) -> pb.GetModelInfoResponse:
+        """ModelService/GetModelInfo."""
+
+        async def answer(_: Caller) -> pb.GetModelInfoResponse:
+            return model_to_proto(await self._service.model_info(request.model))
+
+        return await self._answer(answer, pb.GetModelInfoResponse, context)
+
+    async def get_speculation_status(
+        self, request: pb.GetSpeculationStatusRequest, context: CallContext
+    ) -> pb.GetSpeculationStatusResponse:
+        """ModelService/GetSpeculationStatus."""
+
+        async def answer(_: Caller) -> pb.GetSpeculationStatusResponse:
+            engines = await self._service.speculation_status()
+            return pb.GetSpeculationStatusResponse(engines=[status_to_proto(one) for one in engines])
+
+        return await self._answer(answer, pb.GetSpeculationStatusResponse, context)
+
+    async def _answer(
+        self, answer: Callable[[Caller], Awaitable[R]], empty: Callable[[], R], context: CallContext
+    ) -> R:
+        """The answer, or an empty message on a call whose status says what went wrong."""
+        try:
+            return await answer(caller_of(context.invocation_metadata(), self._authenticate))
+        except Exception as error:  # noqa: BLE001 - becomes a status
+            fail(context, error)
+            return empty()
+
+    def _stream(
+        self, request: pb.GenerateRequest | pb.StreamGenerateRequest, caller: Caller
+    ) -> AsyncIterator[GenerationEvent]:
+        if not request.HasField("spec"):
+            raise InvalidRequest("spec", "is not set")
+        return self._service.stream(request_from_proto(request.spec), caller)
+
+
+def _result_to_proto(result: GenerationResult) -> pb.GenerateResponse:
+    choices = [
+        pb.Choice(
+            index=one.end.choice_index,
+            text=one.text,
+            token_ids=one.token_ids,
+            logprobs=logprobs_to_proto(one.token_ids, one.logprobs),
+            final=final_to_proto(one.end),
+        )
+        for one in result.choices
+    ]
+    return pb.GenerateResponse(
+        request_id=result.accepted.request_id,
+        model=result.accepted.model,
+        choices=choices,
+        usage=usage_to_proto(result.usage),
+    )
