@@ -6,6 +6,7 @@ was called with: so the ragged batch and the KV pool travel as `ragged=` and `kv
 run with `use_cache=False`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,17 @@ class KVPool:
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
 
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks of every layer, (source, destination), as if one after the other."""
+        origins: dict[int, int] = {}
+        for source, destination in pairs:
+            origins[destination] = origins.get(source, source)
+        device = self.keys[0].device
+        sources = torch.tensor(list(origins.values()), dtype=torch.long, device=device)
+        destinations = torch.tensor(list(origins), dtype=torch.long, device=device)
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
+
 
 def paged_attention(
     query: Tensor, key: Tensor, value: Tensor, *, layer: int, scaling: float, ragged: RaggedBatch, kv: KVPool
@@ -74,15 +86,21 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, 
     _, heads, head_dim = query.shape
     kv_heads = keys.shape[2]
     shared = heads // kv_heads
-    gathered = (group.size, group.context, kv_heads, head_dim)
-    key = keys.index_select(0, group.blocks).view(gathered).transpose(1, 2)  # [size, kv_heads, context, head_dim]
-    value = values.index_select(0, group.blocks).view(gathered).transpose(1, 2)
+    key = _gather(keys, group, group.keys)
+    value = _gather(values, group, group.values)
     # Query heads that share a KV head become rows of one head: keys are then never repeated.
-    packed = query.index_select(0, group.query_rows).view(group.size, group.rows, kv_heads, shared, head_dim)
+    rows = query if group.query_rows is None else query.index_select(0, group.query_rows)
+    packed = rows.reshape(group.size, group.rows, kv_heads, shared, head_dim)
     packed = packed.permute(0, 2, 3, 1, 4).reshape(group.size, kv_heads, shared * group.rows, head_dim)
     output = scaled_dot_product_attention(packed, key, value, attn_mask=group.mask, scale=scaling)
     output = output.view(group.size, kv_heads, shared, group.rows, head_dim).permute(0, 3, 1, 2, 4)
     return output.reshape(group.size * group.rows, heads * head_dim)
+
+
+def _gather(pool: Tensor, group: AttentionGroup, room: Tensor) -> Tensor:
+    """The group's keys or values from one layer's pool; [size, kv_heads, context, head_dim]."""
+    torch.index_select(pool, 0, group.blocks, out=room)
+    return room.view(group.size, group.context, *pool.shape[2:]).transpose(1, 2)
 
 
 def register_attention() -> None:

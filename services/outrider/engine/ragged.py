@@ -33,10 +33,15 @@ class AttentionGroup:
     """Query rows per slice, after padding."""
     context: int
     """Keys per slice, after padding; a multiple of the block size."""
-    query_rows: Tensor
-    """Row of the batch that each padded query copies; [size * rows]."""
+    query_rows: Tensor | None
+    """Row of the batch that each padded query copies; [size * rows]. None: all rows, in order."""
     blocks: Tensor
     """KV blocks to gather; [size * context // block_size]. Padding repeats a block of the slice."""
+    keys: Tensor
+    """Room for the gathered keys; [blocks, block_size, kv_heads, head_dim]. Each layer overwrites it:
+    memory of this size, asked for anew in every layer, costs more in page faults than the gather."""
+    values: Tensor
+    """Room for the gathered values; the same shape."""
     mask: Tensor
     """Added to the scores: 0 where a query sees a key, else -inf; [size, 1, shared * rows, context]."""
 
@@ -66,8 +71,12 @@ class RowLayout:
     """Bounds that every slice is checked against, and the block size."""
     shared_heads: int
     """Query heads per KV head; they become rows of one head."""
+    kv_heads: int
+    """KV heads of this rank."""
+    head_dim: int
+    """Channels per head."""
     dtype: torch.dtype
-    """Type of the attention scores' mask: that of queries and keys."""
+    """Type of queries, keys and values."""
     device: torch.device
     """Where the tensors are made."""
 
@@ -82,7 +91,7 @@ def ragged_batch(batch: ForwardBatch, layout: RowLayout) -> RaggedBatch:
     _check(batch, limits)
     starts = _offsets([len(one.token_ids) for one in batch.slices])
     order = _grouped(batch.slices, limits.block_size)
-    groups = tuple(_group([(batch.slices[i], starts[i]) for i in members], layout) for members in order)
+    groups = tuple(_group([(batch.slices[i], starts[i]) for i in members], batch.num_rows, layout) for members in order)
     return RaggedBatch(
         input_ids=_row([token for one in batch.slices for token in one.token_ids], device).unsqueeze(0),
         position_ids=_row([p for one in batch.slices for p in _positions(one)], device).unsqueeze(0),
@@ -135,7 +144,7 @@ def _grouped(slices: Sequence[ForwardSlice], block_size: int) -> list[list[int]]
     return [sorted(members) for members in groups]
 
 
-def _group(members: list[tuple[ForwardSlice, int]], layout: RowLayout) -> AttentionGroup:
+def _group(members: list[tuple[ForwardSlice, int]], num_rows: int, layout: RowLayout) -> AttentionGroup:
     block_size, device = layout.limits.block_size, layout.device
     rows = max(len(one.token_ids) for one, _ in members)
     context = max(_padded_context(one, block_size) for one, _ in members)
@@ -151,12 +160,15 @@ def _group(members: list[tuple[ForwardSlice, int]], layout: RowLayout) -> Attent
     last_key = _row(positions, device).view(len(members), 1, rows, 1)
     hidden = torch.arange(context, device=device) > last_key
     mask = torch.zeros(hidden.shape, dtype=layout.dtype, device=device).masked_fill_(hidden, float("-inf"))
+    gathered = (len(blocks), block_size, layout.kv_heads, layout.head_dim)
     return AttentionGroup(
         size=len(members),
         rows=rows,
         context=context,
-        query_rows=_row(query_rows, device),
+        query_rows=None if query_rows == list(range(num_rows)) else _row(query_rows, device),
         blocks=_row(blocks, device),
+        keys=torch.empty(gathered, dtype=layout.dtype, device=device),
+        values=torch.empty(gathered, dtype=layout.dtype, device=device),
         mask=mask.repeat(1, 1, layout.shared_heads, 1),
     )
 

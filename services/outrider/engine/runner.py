@@ -1,5 +1,6 @@
 """One process's share of a forward: the layers, their KV pool, and the logits of the rows asked for."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -26,7 +27,12 @@ class ModelRunner:
         self._lm_head = model.get_output_embeddings()
         embedding: Tensor = cast("nn.Embedding", model.get_input_embeddings()).weight
         self._layout = RowLayout(
-            limits=limits, shared_heads=shape.shared_heads, dtype=embedding.dtype, device=embedding.device
+            limits=limits,
+            shared_heads=shape.shared_heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            dtype=embedding.dtype,
+            device=embedding.device,
         )
         self._kv = KVPool.allocate(
             num_layers=shape.num_layers,
@@ -57,6 +63,18 @@ class ModelRunner:
         )
         rows: Tensor = output.last_hidden_state.squeeze(0).index_select(0, ragged.logit_rows)
         return rows
+
+    def check_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Raise `ValueError` when a pair names a block outside the pool."""
+        last = self._layout.limits.num_blocks - 1
+        if not all(0 <= block <= last for pair in pairs for block in pair):
+            raise ValueError(f"block id outside 0..{last}")
+
+    @torch.inference_mode()
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the KV of whole blocks, (source, destination) in order. Raises as `check_blocks`."""
+        self.check_blocks(pairs)
+        self._kv.copy_blocks(pairs)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -2,20 +2,34 @@
 
     stop      [0]
     forward   [1, slices, then per slice: start, num_logits, rows, blocks, token ids …, block ids …]
+    copy      [2, then per pair: source block, destination block]
 
 Integers, because a tensor travels through the group in one broadcast, without pickling.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from outrider.core.errors import ProtocolError
 from outrider.engine.base import ForwardBatch, ForwardSlice
 
-__all__ = ["decode_step", "encode_step", "encode_stop"]
+__all__ = ["BlockCopies", "Stop", "decode_command", "encode_copies", "encode_step", "encode_stop"]
 
-_STOP, _FORWARD = 0, 1
+_STOP, _FORWARD, _COPY = 0, 1, 2
 _HEADER = 2
 _SLICE_HEADER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopies:
+    """Copy whole KV blocks, (source, destination) in order."""
+
+    pairs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the loop."""
 
 
 def encode_stop() -> list[int]:
@@ -35,12 +49,23 @@ def encode_step(batch: ForwardBatch, block_size: int) -> list[int]:
     return values
 
 
-def decode_step(values: Sequence[int]) -> ForwardBatch | None:
-    """The batch to run, or None for stop. Raises `ProtocolError` if the list is neither."""
-    if not values or values[0] not in (_STOP, _FORWARD):
-        raise ProtocolError(f"unknown step command {list(values[:1])}")
-    if values[0] == _STOP:
-        return None
+def encode_copies(pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """The command to copy KV blocks."""
+    return [_COPY, *(block for pair in pairs for block in pair)]
+
+
+def decode_command(values: Sequence[int]) -> ForwardBatch | BlockCopies | Stop:
+    """What rank 0 wants. Raises `ProtocolError` if the list is no command."""
+    if values and values[0] == _FORWARD:
+        return _decode_step(values)
+    if values and values[0] == _COPY and len(values) % 2 == 1:
+        return BlockCopies(pairs=tuple(zip(values[1::2], values[2::2], strict=True)))
+    if list(values) == [_STOP]:
+        return Stop()
+    raise ProtocolError(f"unknown command {list(values[:2])} of {len(values)} integers")
+
+
+def _decode_step(values: Sequence[int]) -> ForwardBatch:
     slices, at = [], _HEADER
     for _ in range(values[1]):
         start, num_logits, rows, blocks = values[at : at + _SLICE_HEADER]

@@ -5,7 +5,8 @@ Every rank is a process of its own and builds its part with `build_rank`; rank 0
 broadcast of integers, then the same forward on every rank, whose layers add up their parts.
 """
 
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from outrider.engine.rank_group import RankGroup
 from outrider.engine.rendezvous import Rendezvous
 from outrider.engine.runner import ModelRunner
 from outrider.engine.shape import ModelShape
-from outrider.engine.step_codec import decode_step, encode_step, encode_stop
+from outrider.engine.step_codec import BlockCopies, Stop, decode_command, encode_copies, encode_step, encode_stop
 
 __all__ = ["TensorParallelEngine", "TensorParallelPeer", "build_peer", "build_primary"]
 
@@ -53,9 +54,23 @@ class TensorParallelEngine:
         if self._ended is not None:
             raise EngineUnavailable(self._ended)
         ragged = self._runner.lay_out(batch)
-        try:
+        with self._ending_on_failure():
             self._group.send_command(encode_step(batch, self._limits.block_size))
             return self._runner.logits(self._runner.hidden(ragged))
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the KV of whole blocks on all ranks: see `ModelEngine.copy_blocks`. Raises as `forward`."""
+        if self._ended is not None:
+            raise EngineUnavailable(self._ended)
+        self._runner.check_blocks(pairs)
+        with self._ending_on_failure():
+            self._group.send_command(encode_copies(pairs))
+            self._runner.copy_blocks(pairs)
+
+    @contextmanager
+    def _ending_on_failure(self) -> Iterator[None]:
+        try:
+            yield
         except (EngineUnavailable, RuntimeError) as error:
             # Whatever failed in the middle of a step: the ranks no longer agree where they are.
             failure = error if isinstance(error, EngineUnavailable) else self._group.failure(error)
@@ -88,9 +103,20 @@ class TensorParallelPeer:
 
         Raises `EngineUnavailable` when another rank is gone or late; the process should then end.
         """
-        while (batch := decode_step(self._group.receive_command())) is not None:
-            self._step(batch)
+        while self._obey(decode_command(self._group.receive_command())):
+            pass
         self._group.close()
+
+    def _obey(self, command: ForwardBatch | BlockCopies | Stop) -> bool:
+        """Run one command; False after the last."""
+        match command:
+            case ForwardBatch():
+                self._step(command)
+            case BlockCopies():
+                self._runner.copy_blocks(command.pairs)
+            case Stop():
+                return False
+        return True
 
     def _step(self, batch: ForwardBatch) -> None:
         ragged = self._runner.lay_out(batch)

@@ -1,5 +1,7 @@
 """The model engine in one process: a transformers model over our paged KV."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,10 +31,21 @@ class TorchEngine:
 
         Raises `ValueError` for a batch outside the limits and `EngineUnavailable` after `close`.
         """
-        if self._runner is None:
-            raise EngineUnavailable("the engine was closed")
-        return self._runner.logits(self._runner.hidden(self._runner.lay_out(batch)))
+        runner = self._open_runner()
+        return runner.logits(runner.hidden(runner.lay_out(batch)))
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the KV of whole blocks: see `ModelEngine.copy_blocks`.
+
+        Raises `ValueError` for a block outside the pool and `EngineUnavailable` after `close`.
+        """
+        self._open_runner().copy_blocks(pairs)
 
     def close(self) -> None:
         """Release the model and its KV. Closing again changes nothing."""
         self._runner = None
+
+    def _open_runner(self) -> ModelRunner:
+        if self._runner is None:
+            raise EngineUnavailable("the engine was closed")
+        return self._runner

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from outrider.core.errors import ProtocolError
 from outrider.engine.base import ForwardBatch, ForwardSlice
-from outrider.engine.step_codec import decode_step, encode_step, encode_stop
+from outrider.engine.step_codec import BlockCopies, Stop, decode_command, encode_copies, encode_step, encode_stop
 
 BLOCK_SIZE = 4
 
@@ -24,21 +24,26 @@ def slices(draw: st.DrawFn) -> ForwardSlice:
 @given(st.lists(slices(), max_size=4))
 def test_a_batch_survives(several: list[ForwardSlice]) -> None:
     batch = ForwardBatch(slices=tuple(several))
-    assert decode_step(encode_step(batch, BLOCK_SIZE)) == batch
+    assert decode_command(encode_step(batch, BLOCK_SIZE)) == batch
 
 
 def test_blocks_that_no_row_reaches_stay_at_home() -> None:
     one = ForwardSlice(token_ids=[7, 8], start=3, block_table=[5, 6, 9, 9], num_logits=1)
-    batch = decode_step(encode_step(ForwardBatch(slices=(one,)), BLOCK_SIZE))
-    assert batch is not None
+    batch = decode_command(encode_step(ForwardBatch(slices=(one,)), BLOCK_SIZE))
+    assert isinstance(batch, ForwardBatch)
     assert batch.slices[0].block_table == [5, 6]
 
 
-def test_stop_is_no_batch() -> None:
-    assert decode_step(encode_stop()) is None
+def test_stop_survives() -> None:
+    assert decode_command(encode_stop()) == Stop()
 
 
-@pytest.mark.parametrize("values", [[], [2], [1, 1, 0, 0, 1, 1, 5], [1, 0, 9]])
+@pytest.mark.parametrize("pairs", [[], [(3, 5)], [(3, 5), (5, 7)]])
+def test_copies_survive(pairs: list[tuple[int, int]]) -> None:
+    assert decode_command(encode_copies(pairs)) == BlockCopies(pairs=tuple(pairs))
+
+
+@pytest.mark.parametrize("values", [[], [3], [0, 0], [2, 4], [1, 1, 0, 0, 1, 1, 5], [1, 0, 9]])
 def test_anything_else_is_refused(values: list[int]) -> None:
     with pytest.raises(ProtocolError):
-        decode_step(values)
+        decode_command(values)

@@ -155,6 +155,25 @@ def test_many_sequences_in_one_batch(engine: TorchEngine, reference: Reference, 
     assert_close(logits, torch.cat([reference.logits(tokens)[-num_rows:] for tokens in sequences]))
 
 
+def test_copied_blocks_fork_a_sequence(engine: TorchEngine, reference: Reference) -> None:
+    prefix, table = random_tokens(11, seed=6), [20, 31, 12]
+    run(engine, rows(prefix, 0, 11, table, num_logits=0))
+
+    # Block 12 goes to 7 and, as that is copied on, to 9; then 12 itself is overwritten.
+    engine.copy_blocks([(12, 7), (7, 9), (20, 12)])
+
+    for fork, last in enumerate((7, 9)):
+        tokens = [*prefix, 40 + fork]
+        logits = run(engine, rows(tokens, 11, 12, [20, 31, last], num_logits=1))
+        assert_close(logits, reference.logits(tokens)[-1:])
+
+
+def test_a_copy_outside_the_pool_is_refused(engine: TorchEngine) -> None:
+    with pytest.raises(ValueError, match="block id"):
+        engine.copy_blocks([(0, NUM_BLOCKS)])
+    engine.copy_blocks([])
+
+
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
