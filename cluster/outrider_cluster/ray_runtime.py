@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
 
 from outrider.core.errors import ConfigError
+from outrider_cluster.node import own_address
 from outrider_cluster.placement import resources_needed
 from outrider_cluster.settings import Settings
 from outrider_cluster.stopping import StopSignals
@@ -59,7 +60,7 @@ def running_serve(settings: Settings, signals: StopSignals | None = None) -> Ite
             http_options=HTTPOptions(host=_LOOPBACK if local else "0.0.0.0", port=http_port),
             grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=list(SERVICER_FUNCTIONS)),
         )
-        host = _LOOPBACK if local else _own_address()
+        host = _LOOPBACK if local else own_address()
         yield Ingress(grpc_address=f"{host}:{grpc_port}", http_address=f"{host}:{http_port}")
 
 
@@ -86,11 +87,6 @@ def _init(settings: Settings) -> None:
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
     )
-
-
-def _own_address() -> str:
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    return address
 
 
 @contextlib.contextmanager

@@ -269,6 +269,8 @@ class RouterSettings(Scaled):
     """Longest time limit that a request may name."""
     directory_interval_s: PositiveFloat = 1.0
     """How often the replicas are looked up."""
+    directory_timeout_s: PositiveFloat = 3.0
+    """How long such a look-up may take; the last view stays in force."""
     num_cpus: NonNegativeFloat = 0.1
 
 
@@ -299,6 +301,8 @@ class RaySettings(Section):
     """Serve Ray's dashboard on the loopback."""
     health_check_period_s: PositiveFloat = 2.0
     """How often Serve asks every replica."""
+    health_check_timeout_s: PositiveFloat = 10.0
+    """A replica that leaves the question open this long is replaced."""
     graceful_shutdown_s: PositiveFloat = 10.0
     """How long a leaving replica may finish what it runs."""
 

@@ -1,6 +1,7 @@
 """One deployment's settings: read from YAML, checked as a whole. Reads the environment, and nobody else does."""
 
 import os
+import secrets
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -25,7 +26,7 @@ from outrider_cluster.sections import (
 )
 from outrider_cluster.yaml_source import YamlSource
 
-__all__ = ["Environment", "Settings", "default_settings", "load_settings", "parse_settings"]
+__all__ = ["Environment", "Settings", "default_settings", "load_settings", "parse_settings", "prepare_environment"]
 
 _DEFAULT_PRESET = "laptop.yaml"
 
@@ -121,8 +122,6 @@ class Environment:
     """Where prepared models live (OUTRIDER_CACHE_DIR)."""
     auth_token: str = field(repr=False)
     """Shared secret of the data plane (OUTRIDER_AUTH_TOKEN); empty: none."""
-    ray_auth_mode: str | None
-    """RAY_AUTH_MODE as it stands; None: unset."""
 
     @classmethod
     def read(cls) -> "Environment":
@@ -131,8 +130,28 @@ class Environment:
         return cls(
             cache_dir=Path(cache_dir).expanduser() if cache_dir else default_cache_dir(),
             auth_token=os.environ.get("OUTRIDER_AUTH_TOKEN", ""),
-            ray_auth_mode=os.environ.get("RAY_AUTH_MODE"),
         )
+
+
+def prepare_environment(settings: Settings) -> None:
+    """Give this process and its children the defaults that Outrider needs; what is set stays.
+
+    Call it before anything imports Ray, torch or tokenizers: they read these when they are imported.
+    """
+    defaults = {
+        # Threads that spin beside each other slow one another down by an order of magnitude.
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Ray runs its workers at nice 15 otherwise, behind every other process of the machine.
+        "RAY_worker_niceness": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    if settings.ray.address is None:
+        # A cluster of our own: only its own processes know the token. Ray would write one to the home.
+        defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
 
 
 def load_settings(path: Path) -> Settings:

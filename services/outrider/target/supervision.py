@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, EngineUnavailable
 from outrider.core.ports import Clock
 
 __all__ = ["EngineGroup", "GroupPhase", "GroupState", "GroupView", "SupervisionPolicy", "Supervisor"]
@@ -235,7 +235,7 @@ class Supervisor:
                 return deaths.result()
             error = starting.exception()
             if error is not None:
-                return f"start failed: {error}"
+                return f"start failed: {error.cause if isinstance(error, EngineUnavailable) else error}"
             self._state.serving(starting.result())
             return None
         finally:

@@ -1,0 +1,95 @@
+"""Binds the plain classes to Serve: one application, whose arguments never change.
+
+Everything that may change while it runs travels as `user_config`; a change of an argument would
+redeploy every deployment.
+"""
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application, Deployment
+
+from outrider_cluster.draft_deployment import DraftReplica
+from outrider_cluster.placement import FRONT_CPUS, rank_bundles
+from outrider_cluster.router_deployment import RouterIngress
+from outrider_cluster.scaling import by_load, by_open_requests
+from outrider_cluster.sections import DraftSettings
+from outrider_cluster.settings import Settings
+from outrider_cluster.target_deployment import TargetFront
+
+__all__ = ["APPLICATION", "DRAFT", "ROUTER", "TARGET", "build_app"]
+
+APPLICATION = "outrider"
+"""Name of the application."""
+ROUTER, TARGET, DRAFT = "Router", "Target", "Draft"
+"""Names of its deployments."""
+
+_MANY_CALLS = 100
+"""Control calls that may be open at once: a few per router, front and operator."""
+
+
+def build_app(settings: Settings) -> Application:
+    """The application for these settings."""
+    draft = settings.active_draft
+    drafts = None if draft is None else _draft(settings, draft).bind()
+    return _router(settings).bind(_target(settings).bind(drafts))
+
+
+def _router(settings: Settings) -> Deployment:
+    router = settings.router
+    scaling: dict[str, Any] = {"num_replicas": router.num_replicas or 1}
+    if router.autoscaling is not None:
+        scaling = {"autoscaling_config": by_open_requests(router.autoscaling, places=router.max_running_requests)}
+    made: Deployment = serve.deployment(
+        name=ROUTER,
+        ray_actor_options={"num_cpus": router.num_cpus},
+        # Admission refuses with a reason and a time to come back; Serve's own queue must not come first.
+        max_ongoing_requests=2 * router.max_running_requests + _MANY_CALLS,
+        **scaling,
+        **_common(settings),
+    )(RouterIngress)
+    return made
+
+
+def _target(settings: Settings) -> Deployment:
+    target = settings.target
+    scaling: dict[str, Any] = {"num_replicas": target.num_replicas or 1}
+    if target.autoscaling is not None:
+        scaling = {"autoscaling_config": by_load(target.autoscaling)}
+    made: Deployment = serve.deployment(
+        name=TARGET,
+        ray_actor_options={"num_cpus": FRONT_CPUS},
+        placement_group_bundles=rank_bundles(target),
+        placement_group_strategy="STRICT_PACK",
+        max_ongoing_requests=_MANY_CALLS,
+        # Where every GPU is taken, a replacement can only start when its predecessor has gone.
+        max_surge_percent=0,
+        **scaling,
+        **_common(settings),
+    )(TargetFront)
+    return made
+
+
+def _draft(settings: Settings, draft: DraftSettings) -> Deployment:
+    scaling: dict[str, Any] = {"num_replicas": draft.num_replicas or 1}
+    if draft.autoscaling is not None:
+        scaling = {"autoscaling_config": by_load(draft.autoscaling)}
+    made: Deployment = serve.deployment(
+        name=DRAFT,
+        ray_actor_options={"num_cpus": draft.num_cpus, "num_gpus": draft.num_gpus},
+        max_ongoing_requests=_MANY_CALLS,
+        max_surge_percent=0,
+        **scaling,
+        **_common(settings),
+    )(DraftReplica)
+    return made
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+    return {
+        "user_config": settings.model_dump(mode="json"),
+        "health_check_period_s": settings.ray.health_check_period_s,
+        "health_check_timeout_s": settings.ray.health_check_timeout_s,
+        "graceful_shutdown_timeout_s": settings.ray.graceful_shutdown_s,
+        "graceful_shutdown_wait_loop_s": min(1.0, settings.ray.graceful_shutdown_s),
+    }

@@ -1,0 +1,28 @@
+"""The command `outrider`. One module per command; heavy imports happen inside the commands."""
+
+import typer
+
+from outrider_cluster.cli.demo import demo
+from outrider_cluster.cli.generate import generate
+from outrider_cluster.cli.models import models
+from outrider_cluster.cli.serve import serve
+from outrider_cluster.cli.status import status
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="outrider",
+    help="Lossless speculative decoding as a distributed Ray Serve deployment.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve)
+app.command()(generate)
+app.command()(status)
+app.command()(demo)
+app.add_typer(models, name="models")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,47 @@
+"""The router's service with the directory's knowledge added: engines that do not serve, and why."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+from outrider.core.dispatch import EngineStatus
+from outrider.core.generation import Caller, GenerationEvent, GenerationRequest, ModelDescription
+from outrider.core.ports import GenerationService
+from outrider_cluster.data_plane import ReplicaView
+
+__all__ = ["DeploymentService", "merge_statuses"]
+
+
+class DeploymentService:
+    """Implements `GenerationService` over another one."""
+
+    def __init__(self, inner: GenerationService, views: Callable[[], Sequence[ReplicaView]]) -> None:
+        """`views`: what the directory found last; must not block."""
+        self._inner = inner
+        self._views = views
+
+    def stream(self, request: GenerationRequest, caller: Caller) -> AsyncIterator[GenerationEvent]:
+        """Run a request."""
+        return self._inner.stream(request, caller)
+
+    async def abort(self, request_id: str, caller: Caller) -> bool:
+        """End a request of this caller."""
+        return await self._inner.abort(request_id, caller)
+
+    async def model_info(self, model: str) -> ModelDescription:
+        """Describe the served model."""
+        return await self._inner.model_info(model)
+
+    async def speculation_status(self) -> Sequence[EngineStatus]:
+        """The state of every engine, those included that no router is connected to."""
+        return merge_statuses(await self._inner.speculation_status(), self._views())
+
+
+def merge_statuses(statuses: Sequence[EngineStatus], views: Sequence[ReplicaView]) -> list[EngineStatus]:
+    """Statuses by engine id, where a front's word on why its engine does not serve counts most."""
+    merged = {status.engine_id: status for status in statuses}
+    for view in views:
+        if not view.ready:
+            known = merged.get(view.replica_id, EngineStatus(engine_id=view.replica_id, ready=False))
+            if not known.ready:
+                merged[view.replica_id] = replace(known, problem=view.problem)
+    return [merged[engine_id] for engine_id in sorted(merged)]

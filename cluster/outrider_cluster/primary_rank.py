@@ -1,0 +1,170 @@
+"""Rank 0: the model's first shard, the engine loop, the data-plane server and the link to a draft."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from outrider.rpc.dispatch_server import DispatchServicer
+
+from outrider.core.dispatch import EngineHello
+from outrider.core.errors import EngineUnavailable
+from outrider.core.link import Hello
+from outrider.engine.base import ModelEngine
+from outrider.rpc.link_client import GrpcDraftTransport
+from outrider.rpc.server import RunningServer, ServerOptions, start_server
+from outrider.target.builder import MonotonicClock, build_host
+from outrider.target.host import EngineHost
+from outrider.v1.dispatch_pb2_grpc import add_DispatchServiceServicer_to_server
+from outrider_cluster.assembly import gate_settings, target_config, target_engine_config
+from outrider_cluster.codec import Codec, target_codec
+from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
+from outrider_cluster.settings import Environment, Settings
+
+__all__ = ["PrimaryRank"]
+
+_log = logging.getLogger(__name__)
+
+_STOP_S = 1.0
+
+
+class PrimaryRank:
+    """One incarnation of an engine, as its rank 0 process runs it. Used on one event loop."""
+
+    def __init__(self, settings: Settings, identity: EngineIdentity, host: str) -> None:
+        """`host`: address to bind and to publish. Starts nothing."""
+        self._settings = settings
+        self._environment = Environment.read()
+        self._identity = identity
+        self._host_address = host
+        self._rendezvous: object = None
+        self._host: EngineHost | None = None
+        self._server: RunningServer | None = None
+        self._transport: GrpcDraftTransport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._failure: asyncio.Future[str] = self._loop.create_future()
+        self._clock = MonotonicClock()
+        self._last_beat = (0, self._clock.now())
+
+    async def open_meeting(self) -> Meeting:
+        """Listen for the other ranks; they are told the result."""
+        from outrider.engine.rendezvous import open_rendezvous
+
+        rendezvous = await asyncio.to_thread(
+            open_rendezvous,
+            host=self._host_address,
+            world_size=self._settings.target.tensor_parallel_size,
+            timeout_s=self._settings.target.timeouts.collective_s,
+        )
+        self._rendezvous = rendezvous
+        return Meeting(host=rendezvous.host, port=rendezvous.port)
+
+    async def start(self) -> str:
+        """Load the model, start engine and server; returns the server's address.
+
+        Raises `ConfigError`, `CompatibilityError` or `EngineUnavailable` with the cause.
+        """
+        codec = await asyncio.to_thread(target_codec, self._settings, self._environment, _log.info)
+        engine = await asyncio.to_thread(self._build_engine)
+        self._transport = self._make_transport(engine, codec)
+        self._host = build_host(
+            engine=engine,
+            hello=self._hello(engine),
+            config=target_config(self._settings),
+            gate_settings=gate_settings(self._settings),
+            num_valid_ids=min(codec.vocab_size, engine.limits.vocab_size),
+            detokenizers=codec.detokenizer,
+            transport=self._transport,
+            on_failure=self._from_thread,
+        )
+        servicer = DispatchServicer(self._host, auth_token=self._environment.auth_token)
+        self._server = await start_server(
+            [partial(add_DispatchServiceServicer_to_server, servicer)], ServerOptions(host=self._host_address)
+        )
+        self._host.start()
+        if self._transport is not None:
+            self._transport.start()
+        return self._server.address
+
+    async def ended(self) -> str:
+        """Wait until the engine has failed; returns why."""
+        return await asyncio.shield(self._failure)
+
+    def ping(self) -> RankPulse:
+        """Raises `EngineUnavailable` when the engine thread has hung in a step."""
+        if self._host is None:
+            return RankPulse()
+        beat, since = self._last_beat
+        now = self._clock.now()
+        if self._host.heartbeat != beat:
+            self._last_beat = (self._host.heartbeat, now)
+        elif now - since > self._stall_limit_s:
+            raise EngineUnavailable(f"the engine has been in one step for {now - since:.1f} s")
+        status = self._host.status
+        return RankPulse(running=status.running, waiting=status.waiting)
+
+    def set_drafts(self, addresses: Sequence[str]) -> None:
+        """The drafts to choose from, in order of preference."""
+        if self._transport is not None:
+            self._transport.set_addresses(addresses)
+
+    async def leave(self, cause: str) -> None:
+        """Tell every router why this engine ends, and stop serving. Bounded in time."""
+        if self._host is not None:
+            self._host.fail(cause)
+        if self._server is not None:
+            # The grace lets the failure reach the routers before their streams are cut.
+            await self._server.stop(_STOP_S)
+
+    @property
+    def _stall_limit_s(self) -> float:
+        timeouts = self._settings.target.timeouts
+        return timeouts.collective_s + timeouts.heartbeat_s
+
+    def _from_thread(self, cause: str) -> None:
+        self._loop.call_soon_threadsafe(self._note_failure, cause)
+
+    def _note_failure(self, cause: str) -> None:
+        if not self._failure.done():
+            self._failure.set_result(cause)
+
+    def _build_engine(self) -> ModelEngine:
+        config = target_engine_config(self._settings, self._environment)
+        if self._rendezvous is None:
+            from outrider.engine.factory import build_engine
+
+            return build_engine(config, _log.info)
+        from outrider.engine.rendezvous import Rendezvous
+        from outrider.engine.tensor_parallel import build_primary
+
+        if not isinstance(self._rendezvous, Rendezvous):
+            raise TypeError(type(self._rendezvous).__name__)
+        return build_primary(config, self._rendezvous, _log.info)
+
+    def _hello(self, engine: ModelEngine) -> EngineHello:
+        limits = engine.limits
+        return EngineHello(
+            engine_id=self._identity.engine_id,
+            engine_epoch=self._identity.epoch,
+            model=self._settings.model.public_name,
+            max_model_len=limits.max_model_len,
+            kv_capacity_tokens=limits.num_blocks * limits.block_size,
+        )
+
+    def _make_transport(self, engine: ModelEngine, codec: Codec) -> GrpcDraftTransport | None:
+        if self._settings.active_draft is None:
+            return None
+        config = target_config(self._settings)
+        hello = Hello(
+            engine_id=self._identity.engine_id,
+            engine_epoch=self._identity.epoch,
+            link_id=0,
+            target_model=self._settings.model.public_name,
+            vocab_size=codec.vocab_size,
+            tokenizer_fingerprint=codec.fingerprint(),
+            max_num_draft_tokens=config.max_draft_tokens_limit,
+            max_model_len=engine.limits.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            auth_token=self._environment.auth_token,
+        )
+        return GrpcDraftTransport(hello, clock=self._clock)

@@ -1,0 +1,199 @@
+"""The public ingress as a Serve deployment: gRPC in, requests dispatched over the engines."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from grpc_health.v1 import health_pb2
+from ray import serve
+from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.handle import DeploymentHandle
+
+from outrider.core.errors import ConfigError, EngineUnavailable
+from outrider.core.generation import Caller
+from outrider.core.ports import Endpoint
+from outrider.router.engine_pool import EnginePool
+from outrider.router.service import RouterService
+from outrider.router.timing import LoopTime
+from outrider.rpc.dispatch_client import GrpcEngineSession
+from outrider.rpc.generation_handlers import GenerationHandlers
+from outrider.rpc.generation_servicer import PUBLIC_SERVICES
+from outrider.rpc.health import Health
+from outrider.v1 import generation_pb2 as pb
+from outrider_cluster.assembly import gate_settings, router_limits
+from outrider_cluster.codec import target_codec
+from outrider_cluster.deployment_service import DeploymentService
+from outrider_cluster.directory import ServeDirectory
+from outrider_cluster.settings import Environment, Settings
+
+__all__ = ["RouterIngress"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 5.0
+_ABORT_TIMEOUT_S = 2.0
+_HEALTH_INTERVAL_S = 0.25
+
+
+class RouterIngress:
+    """A Serve replica. Method names are those of the gRPC services that it implements."""
+
+    def __init__(self, targets: DeploymentHandle[Any]) -> None:
+        """Starts nothing; `reconfigure` follows before the replica counts as running."""
+        # A process that asked Ray for no GPU sees all of them; the tokenizer needs none.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        self._targets = targets
+        self._context = serve.get_replica_context()
+        self._environment = Environment.read()
+        self._settings: Settings | None = None
+        self._router: RouterService | None = None
+        self._pool: EnginePool | None = None
+        self._handlers: GenerationHandlers | None = None
+        self._health = Health(PUBLIC_SERVICES)
+        self._watching: asyncio.Task[None] | None = None
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """The first settings start the router; later ones apply within one engine step.
+
+        Another model takes another router: what ran here fails as retryable.
+        """
+        settings = Settings.model_validate(user_config)
+        before, self._settings = self._settings, settings
+        if self._router is not None and before is not None and before.model == settings.model:
+            try:
+                self._router.update_settings(gate_settings(settings), router_limits(settings))
+            except ConfigError:
+                self._settings = before
+                raise
+            return
+        if self._router is not None:
+            await self._router.close()
+        await self._start(settings)
+
+    async def _start(self, settings: Settings) -> None:
+        codec = await asyncio.to_thread(target_codec, settings, self._environment, _log.info)
+        directory = ServeDirectory(self._targets, timeout_s=settings.router.directory_timeout_s)
+        self._pool = EnginePool(
+            directory=directory,
+            connect=self._connect,
+            model=settings.model.public_name,
+            time=LoopTime(),
+            gate=gate_settings(settings),
+            refresh_interval_s=settings.router.directory_interval_s,
+        )
+        self._router = RouterService(
+            codec=codec,
+            pool=self._pool,
+            limits=router_limits(settings),
+            time=LoopTime(),
+            broadcast_abort=self._abort_elsewhere,
+        )
+        await self._router.start()
+        self._handlers = GenerationHandlers(DeploymentService(self._router, lambda: directory.views))
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = asyncio.create_task(self._watch_engines(self._pool), name="router-health")
+
+    async def Generate(self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext) -> pb.GenerateResponse:
+        """`GenerationService/Generate`."""
+        return await _started(self._handlers).generate(request, grpc_context)
+
+    async def StreamGenerate(
+        self, request: pb.StreamGenerateRequest, grpc_context: RayServegRPCContext
+    ) -> AsyncIterator[pb.StreamGenerateResponse]:
+        """`GenerationService/StreamGenerate`. Serve closes the iterator of a client that leaves."""
+        async with aclosing(_started(self._handlers).stream_generate(request, grpc_context)) as responses:
+            async for response in responses:
+                yield response
+
+    async def Abort(self, request: pb.AbortRequest, grpc_context: RayServegRPCContext) -> pb.AbortResponse:
+        """`GenerationService/Abort`."""
+        return await _started(self._handlers).abort(request, grpc_context)
+
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, grpc_context: RayServegRPCContext
+    ) -> pb.GetModelInfoResponse:
+        """`ModelService/GetModelInfo`."""
+        return await _started(self._handlers).get_model_info(request, grpc_context)
+
+    async def GetSpeculationStatus(
+        self, request: pb.GetSpeculationStatusRequest, grpc_context: RayServegRPCContext
+    ) -> pb.GetSpeculationStatusResponse:
+        """`ModelService/GetSpeculationStatus`."""
+        return await _started(self._handlers).get_speculation_status(request, grpc_context)
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, grpc_context: RayServegRPCContext
+    ) -> health_pb2.HealthCheckResponse:
+        """`grpc.health.v1.Health/Check`: serving means that at least one engine takes requests."""
+        return await self._health.check(request, grpc_context)
+
+    async def List(
+        self, request: health_pb2.HealthListRequest, grpc_context: RayServegRPCContext
+    ) -> health_pb2.HealthListResponse:
+        """`grpc.health.v1.Health/List`."""
+        return await self._health.list_services()
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, grpc_context: RayServegRPCContext
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """`grpc.health.v1.Health/Watch`."""
+        async with aclosing(self._health.watch(request)) as states:
+            async for state in states:
+                yield state
+
+    async def abort_here(self, request_id: str, caller: Caller) -> bool:
+        """From another router: end a request if it runs here."""
+        return _started(self._router).abort_local(request_id, caller)
+
+    async def wait_for_engine(self, timeout_s: float) -> None:
+        """Return once an engine takes requests here. Raises `EngineUnavailable` after `timeout_s`."""
+        pool = _started(self._pool)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await pool.refresh()
+                async for state in self._health.watch(health_pb2.HealthCheckRequest()):
+                    if state.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+        raise EngineUnavailable("; ".join(one.problem for one in pool.statuses()) or "no engine is known")
+
+    async def __del__(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._router is not None:
+            await self._router.close()
+
+    async def _watch_engines(self, pool: EnginePool) -> None:
+        while True:
+            self._health.set_serving(any(one.ready for one in pool.statuses()))
+            await asyncio.sleep(_HEALTH_INTERVAL_S)
+
+    async def _connect(self, endpoint: Endpoint) -> GrpcEngineSession:
+        return await GrpcEngineSession.connect(
+            endpoint.address,
+            self._context.replica_id.unique_id,
+            _CONNECT_TIMEOUT_S,
+            auth_token=self._environment.auth_token,
+        )
+
+    async def _abort_elsewhere(self, request_id: str, caller: Caller) -> bool:
+        routers: DeploymentHandle[Any] = serve.get_deployment_handle(self._context.deployment, self._context.app_name)
+        try:
+            answers = await routers.broadcast("abort_here", request_id, caller).results_async(
+                timeout_s=_ABORT_TIMEOUT_S, return_exceptions=True
+            )
+        except TimeoutError:
+            raise EngineUnavailable("not every router has answered the abort") from None
+        return any(answer is True for answer in answers)
+
+
+def _started(part: T | None) -> T:
+    if part is None:
+        raise EngineUnavailable("the router has not been configured yet")
+    return part

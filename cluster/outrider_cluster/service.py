@@ -1,0 +1,58 @@
+"""A whole deployment for the duration of a block: Ray, Serve, the application, and a served engine."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from outrider.core.errors import EngineUnavailable
+from outrider_cluster.app import APPLICATION, ROUTER, TARGET, build_app
+from outrider_cluster.codec import check_draft_vocabulary
+from outrider_cluster.data_plane import ReplicaView
+from outrider_cluster.ray_runtime import Ingress, running_serve
+from outrider_cluster.settings import Environment, Settings
+from outrider_cluster.stopping import StopSignals
+
+__all__ = ["running_service"]
+
+Progress = Callable[[str], None]
+
+_CHANGE_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 30.0
+_FAILURES_BEFORE_GIVING_UP = 3
+
+
+@contextlib.contextmanager
+def running_service(settings: Settings, progress: Progress, signals: StopSignals | None = None) -> Iterator[Ingress]:
+    """Deploy, wait until an engine serves, and take everything down at the end.
+
+    The draft is not waited for. Raises `ConfigError`, `CompatibilityError` (a draft with another
+    vocabulary, by its first differing token) or `EngineUnavailable` when the engine keeps failing.
+    """
+    check_draft_vocabulary(settings, Environment.read(), progress)
+    progress("starting Ray" if settings.ray.address is None else f"joining Ray at {settings.ray.address}")
+    with running_serve(settings, signals) as ingress:
+        progress("deploying")
+        serve.run(build_app(settings), name=APPLICATION)
+        try:
+            _wait_for_engine(progress)
+            yield ingress
+        finally:
+            if settings.ray.address is not None:
+                # The cluster outlives us, so the application has to go by itself.
+                serve.delete(APPLICATION)
+
+
+def _wait_for_engine(progress: Progress) -> None:
+    target: DeploymentHandle[object] = serve.get_deployment_handle(TARGET, APPLICATION)
+    view: ReplicaView | None = None
+    while view is None or not view.ready:
+        known = view
+        view = target.wait_for_change.remote(known, _CHANGE_TIMEOUT_S).result(timeout_s=_ANSWER_TIMEOUT_S)
+        if view != known and not view.ready:
+            progress(view.problem)
+        if view.failures_in_a_row >= _FAILURES_BEFORE_GIVING_UP:
+            raise EngineUnavailable(view.problem)
+    router: DeploymentHandle[object] = serve.get_deployment_handle(ROUTER, APPLICATION)
+    router.wait_for_engine.remote(_ANSWER_TIMEOUT_S).result(timeout_s=_ANSWER_TIMEOUT_S)

@@ -1,0 +1,156 @@
+"""The front of one target replica: holds no model, watches the ranks, says where the engine serves."""
+
+import asyncio
+import contextlib
+import logging
+from functools import partial
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
+
+from outrider.core.errors import EngineUnavailable
+from outrider.target.builder import MonotonicClock
+from outrider.target.supervision import GroupPhase, GroupView, Supervisor
+from outrider_cluster.assembly import supervision_policy
+from outrider_cluster.data_plane import EngineIdentity, RankPulse, ReplicaView
+from outrider_cluster.directory import ServeDirectory, in_order_of_preference
+from outrider_cluster.ray_group import RayRankGroup
+from outrider_cluster.settings import Settings
+
+__all__ = ["TargetFront"]
+
+_log = logging.getLogger(__name__)
+
+_FAILURES_BEFORE_UNHEALTHY = 5
+"""Rebuilding here has not helped so often in a row: Serve may try another place."""
+
+_LIVE_SECTIONS = ("speculation", "router", "grpc", "http", "telemetry")
+"""Sections whose change leaves the ranks alone: the router passes the gate's settings on."""
+
+
+class TargetFront:
+    """A Serve replica in bundle 0 of its placement group; rank r runs in bundle r + 1."""
+
+    def __init__(self, drafts: DeploymentHandle[Any] | None) -> None:
+        """Starts nothing; `reconfigure` follows before the replica counts as running."""
+        self._drafts = drafts
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._settings: Settings | None = None
+        self._supervisor: Supervisor | None = None
+        self._group: RayRankGroup | None = None
+        self._pulse = RankPulse()
+        self._epochs = 0
+        self._failures = 0
+        self._changed = asyncio.Event()
+        self._supervising: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take settings over. The ranks are rebuilt when anything changes that they were built from."""
+        settings = Settings.model_validate(user_config)
+        before, self._settings = self._settings, settings
+        if before is not None and _built_alike(before, settings):
+            return
+        await self._stop()
+        self._supervisor = Supervisor(
+            self._make_group, supervision_policy(settings), MonotonicClock(), on_change=self._on_change
+        )
+        self._supervising = asyncio.create_task(self._supervisor.run(), name="supervisor")
+        if self._drafts is not None:
+            self._telling = asyncio.create_task(self._tell_drafts(self._drafts), name="draft-directory")
+
+    async def describe(self) -> ReplicaView:
+        """What the directory says about this replica."""
+        view = self._view()
+        return ReplicaView(
+            replica_id=self._replica_id,
+            address=view.address if view else None,
+            epoch=view.epoch if view else 0,
+            problem=view.problem if view else "the replica is starting",
+            failures_in_a_row=self._failures,
+        )
+
+    async def wait_for_change(self, known: ReplicaView | None, timeout_s: float) -> ReplicaView:
+        """Return the view as soon as it differs from `known`, or after `timeout_s` as it is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while (view := await self.describe()) == known:
+                    self._changed.clear()
+                    await self._changed.wait()
+                return view
+        return await self.describe()
+
+    async def check_health(self) -> None:
+        """Raises when supervision itself has ended, or rebuilding in this place does not help."""
+        if self._supervising is not None and self._supervising.done():
+            raise EngineUnavailable("the supervisor has ended")
+        view = self._view()
+        if view is not None and self._failures >= _FAILURES_BEFORE_UNHEALTHY:
+            raise EngineUnavailable(f"{self._failures} failures in a row; the last one: {view.problem}")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Load for the autoscaling policy: sequences over places."""
+        places = self._settings.target.max_num_seqs if self._settings else 1
+        return {"load": (self._pulse.running + self._pulse.waiting) / places}
+
+    async def __del__(self) -> None:
+        await self._stop()
+
+    def _view(self) -> GroupView | None:
+        return self._supervisor.view if self._supervisor is not None else None
+
+    def _make_group(self, epoch: int) -> RayRankGroup:
+        if self._settings is None:
+            raise ValueError("no settings yet")
+        placement_group = get_current_placement_group()
+        if not isinstance(placement_group, PlacementGroup):
+            raise ValueError("a target replica needs a placement group")
+        # Over changes of the settings, too, an epoch stands for one incarnation.
+        self._epochs += 1
+        identity = EngineIdentity(engine_id=self._replica_id, epoch=self._epochs)
+        self._group = RayRankGroup(self._settings, identity, placement_group, on_pulse=partial(setattr, self, "_pulse"))
+        return self._group
+
+    def _on_change(self, view: GroupView) -> None:
+        _log.info("engine %s epoch %d: %s %s", self._replica_id, view.epoch, view.phase.value, view.problem)
+        if view.phase is GroupPhase.FAILED:
+            self._failures += 1
+        elif view.ready:
+            self._failures = 0
+        self._pulse = RankPulse()
+        self._changed.set()
+
+    async def _tell_drafts(self, drafts: DeploymentHandle[Any]) -> None:
+        """Keep rank 0 informed about the drafts; nothing here ever stops the engine."""
+        if self._settings is None:
+            return
+        timeout_s, interval_s = self._settings.router.directory_timeout_s, self._settings.router.directory_interval_s
+        directory = ServeDirectory(drafts, timeout_s=timeout_s)
+        while True:
+            try:
+                addresses = in_order_of_preference(await directory.endpoints(), self._replica_id)
+                view = self._view()
+                if self._group is not None and view is not None and view.ready:
+                    async with asyncio.timeout(timeout_s):
+                        await self._group.set_drafts(addresses)
+            except TimeoutError:
+                _log.warning("drafts: no answer within %g s", timeout_s)
+            except EngineUnavailable as error:
+                _log.warning("drafts: %s", error)
+            except Exception:  # noqa: BLE001 - logged; a draft is never worth an engine
+                _log.exception("drafts: the directory failed")
+            await asyncio.sleep(interval_s)
+
+    async def _stop(self) -> None:
+        tasks = [task for task in (self._telling, self._supervising) if task is not None]
+        self._telling = self._supervising = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _built_alike(before: Settings, after: Settings) -> bool:
+    kept = {name: getattr(before, name) for name in _LIVE_SECTIONS}
+    return after.model_copy(update=kept) == before

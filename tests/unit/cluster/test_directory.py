@@ -1,0 +1,51 @@
+"""Who prefers which draft, and what is said about engines that do not serve."""
+
+from collections import Counter
+
+from outrider.core.dispatch import EngineStatus
+from outrider.core.ports import Endpoint
+from outrider_cluster.data_plane import ReplicaView
+from outrider_cluster.deployment_service import merge_statuses
+from outrider_cluster.directory import in_order_of_preference
+
+DRAFTS = [Endpoint(replica_id=f"d{index}", address=f"h:{index}") for index in range(4)]
+
+
+def test_every_engine_lists_every_draft_in_a_stable_order() -> None:
+    order = in_order_of_preference(DRAFTS, "e1")
+    assert sorted(order) == ["h:0", "h:1", "h:2", "h:3"]
+    assert in_order_of_preference(DRAFTS[::-1], "e1") == order
+
+
+def test_engines_spread_over_the_drafts() -> None:
+    favourites = Counter(in_order_of_preference(DRAFTS, f"engine-{index}")[0] for index in range(400))
+    assert len(favourites) == 4
+    assert min(favourites.values()) > 50
+
+
+def test_a_leaving_draft_moves_only_the_engines_that_preferred_it() -> None:
+    for index in range(50):
+        before = in_order_of_preference(DRAFTS, f"engine-{index}")
+        after = in_order_of_preference(DRAFTS[1:], f"engine-{index}")
+        assert after == [address for address in before if address != "h:0"]
+
+
+def view(replica_id: str, *, address: str | None = None, problem: str = "") -> ReplicaView:
+    return ReplicaView(replica_id=replica_id, address=address, epoch=1, problem=problem)
+
+
+def test_an_engine_that_no_router_knows_is_listed_with_its_problem() -> None:
+    merged = merge_statuses([], [view("e", problem="rank 1: died")])
+    assert [(one.engine_id, one.ready, one.problem) for one in merged] == [("e", False, "rank 1: died")]
+
+
+def test_the_fronts_word_replaces_a_routers_guess() -> None:
+    lost = EngineStatus(engine_id="e", ready=False, problem="stream lost")
+    assert merge_statuses([lost], [view("e", problem="rank 1: died")])[0].problem == "rank 1: died"
+
+
+def test_a_serving_engine_is_left_as_it_is() -> None:
+    well = EngineStatus(engine_id="e", ready=True, running=3)
+    assert merge_statuses([well], [view("e", address="h:1")]) == [well]
+    # The router is connected: its view is newer than the directory's.
+    assert merge_statuses([well], [view("e", problem="engine is starting")]) == [well]
