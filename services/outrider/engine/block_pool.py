@@ -55,7 +55,7 @@ class BlockPool:
         return taken
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each block."""
+        """Drop one reference of each block, in order: of cached content, what is released first goes first."""
         for block in blocks:
             if self._references[block] < 1:
                 raise ValueError(f"block {block} is already free")

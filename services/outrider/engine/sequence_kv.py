@@ -65,24 +65,57 @@ class KVCache:
 
         Always below len(token_ids): the last token is left to compute, since its logits are needed.
         """
-        if handle in self._sequences:
-            raise ValueError(f"handle {handle} is already open")
-        state = _SequenceBlocks()
-        self._sequences[handle] = state
-        if not self._share:
+        return self._start(handle, token_ids, self._cached(token_ids))
+
+    def try_open(self, handle: int, token_ids: Sequence[int], *, spare_tokens: int) -> int | None:
+        """`open` and reserve blocks for all of `token_ids`, if `spare_tokens` more would fit too.
+
+        Returns None otherwise; then nothing has changed, the order of eviction included.
+        """
+        cached = self._cached(token_ids)
+        revived = sum(self._pool.is_free(block) for block, _ in cached)
+        missing = self._num_blocks(len(token_ids) + spare_tokens) - len(cached)
+        if not self._pool.can_allocate(missing + revived):
+            return None
+        computed = self._start(handle, token_ids, cached)
+        self.reserve(handle, len(token_ids))
+        return computed
+
+    def catch_up(self, handle: int, token_ids: Sequence[int]) -> int:
+        """Take over the blocks that others have published since; return the tokens gained.
+
+        For a sequence in the middle of its prefill, so that equal prompts that arrive together are
+        computed once. Gives back the blocks that were reserved for the same positions.
+        """
+        state = self._sequences[handle]
+        first = len(state.digests)
+        found = self._cached(token_ids, after=state.digests)
+        if not found:
             return 0
-        self.counters.queried_tokens += len(token_ids)
-        for index in range((len(token_ids) - 1) // self.block_size):
-            digest = self._digest(state, token_ids, index)
-            block = self._pool.find(digest)
-            if block is None:
-                break
+        before = state.computed_len
+        for index, (block, digest) in enumerate(found, start=first):
             self._pool.share(block)
-            state.blocks.append(block)
             state.digests.append(digest)
-        state.computed_len = len(state.blocks) * self.block_size
-        self.counters.hit_tokens += state.computed_len
-        return state.computed_len
+            if index < len(state.blocks):
+                self._pool.release([state.blocks[index]])
+                state.blocks[index] = block
+            else:
+                state.blocks.append(block)
+        state.computed_len = len(state.digests) * self.block_size
+        gained = state.computed_len - before
+        self.counters.hit_tokens += gained
+        return gained
+
+    def next_block_digest(self, handle: int, token_ids: Sequence[int]) -> bytes | None:
+        """What the first block that is not full yet will be published under.
+
+        None when `token_ids` do not fill it or nothing is shared: equal answers of two sequences
+        mean that one of them could wait for the other's block.
+        """
+        digests = self._sequences[handle].digests
+        if not self._share or (len(digests) + 1) * self.block_size >= len(token_ids):
+            return None
+        return self._digest(digests, token_ids)
 
     def computed_len(self, handle: int) -> int:
         """Positions whose KV is valid."""
@@ -112,7 +145,7 @@ class KVCache:
         if not self._share:
             return
         for index in range(len(state.digests), length // self.block_size):
-            digest = self._digest(state, token_ids, index)
+            digest = self._digest(state.digests, token_ids)
             state.digests.append(digest)
             self._pool.publish(state.blocks[index], digest)
 
@@ -128,21 +161,61 @@ class KVCache:
         keep = -(-length // self.block_size)
         if length % self.block_size and self._pool.published(state.blocks[keep - 1]):
             keep -= 1
-        self._pool.release(state.blocks[keep:])
+        self._pool.release(reversed(state.blocks[keep:]))
         del state.blocks[keep:]
         del state.digests[length // self.block_size :]
         state.computed_len = min(length, keep * self.block_size)
         return state.computed_len
 
     def close(self, handle: int) -> None:
-        """Release everything of a sequence."""
-        self._pool.release(self._sequences.pop(handle).blocks)
+        """Release everything of a sequence.
+
+        The end of the text goes first: a block is of use only while all blocks before it are cached,
+        so the cache has to lose a text from its end.
+        """
+        self._pool.release(reversed(self._sequences.pop(handle).blocks))
+
+    def _num_blocks(self, length: int) -> int:
+        return -(-length // self.block_size)
 
     def _missing(self, handle: int, length: int) -> int:
-        return max(0, -(-length // self.block_size) - len(self._sequences[handle].blocks))
+        return max(0, self._num_blocks(length) - len(self._sequences[handle].blocks))
 
-    def _digest(self, state: _SequenceBlocks, token_ids: Sequence[int], index: int) -> bytes:
-        """Chain digest: equal exactly when all tokens up to the end of this block are equal."""
-        parent = state.digests[index - 1] if index else b""
-        chunk = token_ids[index * self.block_size : (index + 1) * self.block_size]
-        return hashlib.blake2b(parent + array("I", chunk).tobytes(), digest_size=16).digest()
+    def _start(self, handle: int, token_ids: Sequence[int], cached: Sequence[tuple[int, bytes]]) -> int:
+        if handle in self._sequences:
+            raise ValueError(f"handle {handle} is already open")
+        state = _SequenceBlocks()
+        for block, digest in cached:
+            self._pool.share(block)
+            state.blocks.append(block)
+            state.digests.append(digest)
+        state.computed_len = len(cached) * self.block_size
+        self._sequences[handle] = state
+        if self._share:
+            self.counters.queried_tokens += len(token_ids)
+            self.counters.hit_tokens += state.computed_len
+        return state.computed_len
+
+    def _cached(self, token_ids: Sequence[int], *, after: Sequence[bytes] = ()) -> list[tuple[int, bytes]]:
+        """Published blocks of this text behind the blocks of `after`, up to the first gap."""
+        found: list[tuple[int, bytes]] = []
+        if not self._share:
+            return found
+        digests = list(after)
+        while (len(digests) + 1) * self.block_size < len(token_ids):
+            digests.append(self._digest(digests, token_ids))
+            block = self._pool.find(digests[-1])
+            if block is None:
+                break
+            found.append((block, digests[-1]))
+        return found
+
+    def _digest(self, before: Sequence[bytes], token_ids: Sequence[int]) -> bytes:
+        """Chain digest of the block behind those of `before`.
+
+        Equal exactly when all tokens up to the end of this block are equal.
+        """
+        start = len(before) * self.block_size
+        parent = before[-1] if before else b""
+        chunk = array("I", token_ids[start : start + self.block_size])
+        return hashlib.blake2b(parent + chunk.tobytes(), digest_size=16).digest()

@@ -54,6 +54,8 @@ class Scheduler:
         self._kv = kv
         self._waiting: list[RunningSequence] = []
         self._running: list[RunningSequence] = []  # oldest first
+        self._refused: tuple[int, int] | None = None
+        """Handle and free blocks when the first in line last found no room."""
         self.num_preemptions = 0
 
     @property
@@ -97,8 +99,7 @@ class Scheduler:
 
     def submit(self, running: RunningSequence) -> None:
         """Put a sequence in line: higher priority first, then order of arrival."""
-        self._waiting.append(running)
-        self._waiting.sort(key=lambda one: (-one.sequence.request.priority, one.handle))
+        self._line_up(running)
 
     def admit(self, now: float) -> list[RunningSequence]:
         """Move waiting sequences into the batch while seats and blocks last; return the new ones.
@@ -108,12 +109,9 @@ class Scheduler:
         admitted = []
         while self._waiting and self._has_free_seat():
             candidate = self._waiting[0]
-            cached = self._kv.open(candidate.handle, candidate.sequence.token_ids)
-            if not self._kv.can_reserve(candidate.handle, candidate.sequence.committed_len + 1):
-                self._kv.close(candidate.handle)
+            cached = self._open(candidate)
+            if cached is None:
                 break
-            # Reserved now: otherwise several admissions of one step would count the same blocks.
-            self._kv.reserve(candidate.handle, candidate.sequence.committed_len)
             self._waiting.pop(0)
             if candidate.admitted_at is None:
                 candidate.admitted_at = now
@@ -143,29 +141,21 @@ class Scheduler:
         """Build the step: decode and verify rows first, then prefill chunks within the token budget.
 
         Reserves the blocks that the step writes. When they run out, drafted tokens go first, then
-        the youngest sequences are preempted (recomputed later); the oldest always runs.
+        the youngest sequences are preempted (recomputed later); the oldest always runs. While
+        anything decodes, all prefill of the step together is one chunk at most.
         """
-        rows: list[ScheduledRow] = []
+        decoding = self._secure_decoding()
         budget = self._config.max_num_batched_tokens
-        # Every decoding sequence keeps one row, whatever the blocks before it ask for.
+        # Every running sequence keeps one row, whatever the blocks before it ask for.
         spare = budget - len(self._running)
-        for running in list(self._running):
-            if running not in self._running or self._pending(running) != 1:
-                continue
-            proposal = proposals.get(running.handle)
-            proposal = proposal.trimmed(max(0, spare)) if proposal is not None else None
-            row = self._decode_row(running, proposal)
-            if row is not None:
-                rows.append(row)
-                spare -= len(row.forward.token_ids) - 1
-        num_decoding = len(rows)
+        rows: list[ScheduledRow] = []
+        for running in decoding:
+            row = self._decode_row(running, proposals.get(running.handle), spare)
+            rows.append(row)
+            spare -= len(row.forward.token_ids) - 1
         budget -= sum(len(row.forward.token_ids) for row in rows)
-        for running in self._running:
-            if self._pending(running) > 1 and budget > 0:
-                row = self._prefill_row(running, budget)
-                rows.append(row)
-                budget -= len(row.forward.token_ids)
-        return StepBatch(rows=tuple(rows), decodes_only=bool(rows) and len(rows) == num_decoding)
+        prefill = self._prefill_rows(min(budget, self._config.prefill_chunk_tokens) if rows else budget)
+        return StepBatch(rows=(*rows, *prefill), decodes_only=bool(rows) and not prefill)
 
     def commit(self, batch: StepBatch, verdicts: Iterable[Verdict], now: float) -> list[Round]:
         """Apply verdicts in batch order: commit text, roll KV back to it, free what has finished."""
@@ -197,16 +187,46 @@ class Scheduler:
         """Committed tokens without KV; 1 means that the sequence decodes."""
         return running.sequence.committed_len - self._kv.computed_len(running.handle)
 
-    def _decode_row(self, running: RunningSequence, proposal: Proposal | None) -> ScheduledRow | None:
+    def _line_up(self, running: RunningSequence) -> None:
+        self._waiting.append(running)
+        self._waiting.sort(key=lambda one: (-one.sequence.request.priority, one.handle))
+
+    def _open(self, candidate: RunningSequence) -> int | None:
+        """Open KV for all of the text, with room for one more token; None while there is none.
+
+        Reserved now: otherwise several admissions of one step would count the same blocks.
+        """
+        refusal = (candidate.handle, self._kv.num_free_blocks)
+        if self._refused is not None and refusal[0] == self._refused[0] and refusal[1] <= self._refused[1]:
+            # Nothing was freed since: a long text need not be hashed again in every step.
+            return None
+        cached = self._kv.try_open(candidate.handle, candidate.sequence.token_ids, spare_tokens=1)
+        self._refused = refusal if cached is None else None
+        return cached
+
+    def _secure_decoding(self) -> list[RunningSequence]:
+        """Reserve the next slot of every decoding sequence, oldest first; return those that have it.
+
+        This comes before any drafted token gets a block: speculation must not preempt anybody.
+        """
+        decoding: list[RunningSequence] = []
+        for running in list(self._running):
+            if running not in self._running or self._pending(running) != 1:
+                continue
+            length = running.sequence.committed_len
+            while running in self._running and not self._kv.can_reserve(running.handle, length):
+                self._preempt(self._running[-1])
+            if running in self._running:
+                self._kv.reserve(running.handle, length)
+                decoding.append(running)
+        return decoding
+
+    def _decode_row(self, running: RunningSequence, proposal: Proposal | None, spare: int) -> ScheduledRow:
         sequence = running.sequence
-        block = proposal if proposal is not None and len(proposal) else None
-        if block is not None and not self._kv.can_reserve(running.handle, sequence.committed_len + len(block)):
+        block = proposal.trimmed(max(0, spare)) if proposal is not None else None
+        length = sequence.committed_len + (len(block) if block is not None else 0)
+        if block is not None and not (len(block) and self._kv.can_reserve(running.handle, length)):
             block = None
-        while not self._kv.can_reserve(running.handle, sequence.committed_len):
-            victim = self._running[-1]
-            self._preempt(victim)
-            if victim is running:
-                return None
         drafted = block.token_ids if block is not None else ()
         self._kv.reserve(running.handle, sequence.committed_len + len(drafted))
         return ScheduledRow(
@@ -219,6 +239,45 @@ class Scheduler:
                 num_logits=1 + len(drafted),
             ),
         )
+
+    def _prefill_rows(self, budget: int) -> list[ScheduledRow]:
+        """Prefill chunks, oldest sequence first, of `budget` tokens together.
+
+        Of equal prompts that arrive together only the oldest is computed, and the others take its
+        blocks over: a sequence waits where that saves it half of its chunk or more.
+        """
+        rows: list[ScheduledRow] = []
+        under_way: dict[bytes, ScheduledRow] = {}
+        for running in self._running:
+            if budget <= 0:
+                break
+            if self._pending(running) <= 1:
+                continue
+            self._catch_up(running)
+            row = self._prefill_row(running, budget)
+            digest = self._kv.next_block_digest(running.handle, running.sequence.token_ids)
+            older = under_way.setdefault(digest, row) if digest is not None else row
+            if older is not row and 2 * self._saved(row, older) >= len(row.forward.token_ids):
+                continue
+            rows.append(row)
+            budget -= len(row.forward.token_ids)
+        return rows
+
+    def _catch_up(self, running: RunningSequence) -> None:
+        gained = self._kv.catch_up(running.handle, running.sequence.token_ids)
+        if running.prefilled_at is None:
+            cached = running.cached_prompt_tokens + gained
+            running.cached_prompt_tokens = min(cached, running.sequence.prompt_len)
+
+    def _saved(self, row: ScheduledRow, older: ScheduledRow) -> int:
+        """Tokens of `row` that it would find cached after `older`, whose text is equal so far, has run."""
+        size, start = self._kv.block_size, row.forward.start
+        text, other = row.running.sequence.token_ids, older.running.sequence.token_ids
+        end = min(older.forward.start + len(older.forward.token_ids), len(text) - 1)
+        position = start - start % size
+        while position + size <= end and text[position : position + size] == other[position : position + size]:
+            position += size
+        return position - start
 
     def _prefill_row(self, running: RunningSequence, budget: int) -> ScheduledRow:
         sequence = running.sequence
@@ -235,8 +294,11 @@ class Scheduler:
         )
 
     def _preempt(self, running: RunningSequence) -> None:
-        """Free a sequence's KV and put it first in line; its text and its draft stay."""
+        """Free a sequence's KV and put it back in line; its text and its draft stay.
+
+        It is older than all that wait with its priority, so it comes first among them.
+        """
         self.num_preemptions += 1
         self._running.remove(running)
         self._kv.close(running.handle)
-        self._waiting.insert(0, running)
+        self._line_up(running)
