@@ -155,6 +155,9 @@ class LaunchRow:
     num_used: int
     source: ProposalSource | None
     token_ids: tuple[int, ...] = ()
+    """The ids when the block is not the draft's."""
+    ahead: RoundPlan
+    """Blocks wanted for the outcomes: K and the branch budget; mode OFF wants none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

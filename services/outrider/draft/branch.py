@@ -38,12 +38,18 @@ class Branch:
     noise_key: int
     rule: VerificationRule
     eos_token_ids: frozenset[int]
+    num_ranked: int = 0
+    """How many likely outcomes to keep per position."""
+    wanted: bool = True
+    """False once its owner has no use for it; it is then dropped between two forwards."""
     token_ids: list[int] = field(default_factory=list)
     """The block so far."""
     laws: list[SparseLaw] = field(default_factory=list)
     """q of each token where the rule needs it."""
     margins: list[float] = field(default_factory=list)
     """How sure the draft was of each token."""
+    ranked: list[tuple[int, ...]] = field(default_factory=list)
+    """The likeliest outcomes of each position, best first."""
 
     @property
     def complete(self) -> bool:
@@ -56,6 +62,7 @@ class Branch:
         """Add the next token of the block; it is what the next forward runs."""
         self.token_ids.append(token.token_id)
         self.margins.append(token.margin)
+        self.ranked.append(token.ranked_token_ids)
         if token.law is not None:
             self.laws.append(token.law)
         self.pending = [token.token_id]
@@ -83,7 +90,7 @@ class BranchDrafter:
         KV for the prefix and the first K - 1 tokens must be reserved. The last token of a block is
         not run: whether it is ever needed is the verdict's word.
         """
-        active = list(branches)
+        active = [branch for branch in branches if not branch.complete]
         while active:
             self._step(active, num_valid_ids)
             active = [branch for branch in active if not branch.complete]
@@ -113,6 +120,7 @@ class BranchDrafter:
                 noise_key=branch.noise_key,
                 rule=branch.rule,
                 q_top_k=self._q_top_k,
+                num_ranked=branch.num_ranked,
             )
             for branch in branches
         ]

@@ -49,6 +49,10 @@ class DraftConfig:
     two are lacking after every verdict, more after rounds that the target went alone."""
     q_top_k: int = 32
     """Rejection rule: (token id, probability) pairs of q that travel for each token."""
+    num_ranked: int = 7
+    """Cached mode: likely tokens kept per position; the outcomes are made of them."""
+    max_branch_rows: int = 256
+    """Cached mode: most branches, over all sequences, that are drafted in lockstep."""
     idle_timeout_s: float = 300.0
     """A sequence that heard nothing for this long is freed."""
     reclaim_idle_s: float = 1.0
@@ -71,6 +75,8 @@ class DraftConfig:
             "prefill_chunk_tokens",
             "max_catch_up_tokens",
             "q_top_k",
+            "num_ranked",
+            "max_branch_rows",
             "stats_interval_steps",
             "inbox_limit",
             "outbox_limit",

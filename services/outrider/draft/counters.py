@@ -19,6 +19,12 @@ class DraftCounters:
     """Blocks sent."""
     drafted_tokens: int = 0
     """Tokens of the blocks sent."""
+    tables: int = 0
+    """Outcome tables sent."""
+    outcomes: int = 0
+    """Blocks in the tables sent."""
+    adopted: int = 0
+    """Verdicts that met a branch: its KV went on without a forward."""
     superseded: int = 0
     """Blocks dropped before they were sent, since the text had moved on."""
     prefill_tokens: int = 0

@@ -18,6 +18,7 @@ from outrider.core.link import (
 from outrider.core.ports import Clock
 from outrider.core.proposal import Proposal
 from outrider.core.speculation import ProposalSource
+from outrider.draft.ahead import AheadDrafter
 from outrider.draft.branch import Branch, BranchDrafter
 from outrider.draft.config import DraftConfig, DraftIdentity
 from outrider.draft.counters import DraftCounters
@@ -35,7 +36,7 @@ __all__ = ["Drafter", "Outbound", "nothing_new"]
 Outbound = tuple[int, tuple[DraftEvent, ...]]
 """A link id and the events that travel to it in one message."""
 
-_CAPABILITIES = frozenset({Capability.SEQUENTIAL, Capability.SPARSE_LAWS})
+_CAPABILITIES = frozenset({Capability.SEQUENTIAL, Capability.CACHED, Capability.SPARSE_LAWS})
 _WARM_UP_STEPS = 4
 
 
@@ -63,9 +64,9 @@ class _Drafting:
         return Proposal(
             base_len=len(self.sequence.text),
             block_id=block_id,
-            token_ids=tuple(self.branch.token_ids),
+            token_ids=tuple(self.branch.token_ids[: self.branch.num_draft_tokens]),
             source=ProposalSource.DRAFT,
-            laws=tuple(self.branch.laws),
+            laws=tuple(self.branch.laws[: self.branch.num_draft_tokens]),
         )
 
 
@@ -101,6 +102,15 @@ class Drafter:
             max_catch_up_tokens=config.max_catch_up_tokens,
         )
         self._branches = BranchDrafter(engine=engine, kv=kv, clock=clock, timer=self._timer, q_top_k=config.q_top_k)
+        self._ahead = AheadDrafter(
+            engine=engine,
+            residents=self._residents,
+            branches=self._branches,
+            config=config,
+            clock=clock,
+            timer=self._timer,
+            counters=self.counters,
+        )
         self._prefill_is_due = False
 
     def check(self, hello: Hello) -> HelloAck:
@@ -132,12 +142,14 @@ class Drafter:
         ack = self.check(hello)
         if link_id in self._residents.links:
             raise ProtocolError(f"link {link_id} is already open")
-        self._residents.links[link_id] = Link(
+        link = self._residents.links[link_id] = Link(
             link_id,
             hello,
             vocab_size=min(hello.vocab_size, self._identity.vocab_size, self._engine.limits.vocab_size),
             max_num_draft_tokens=min(hello.max_num_draft_tokens, self._config.max_num_draft_tokens),
         )
+        if Capability.CACHED in hello.capabilities:
+            link.num_ranked = self._config.num_ranked
         return ack
 
     def handle(self, link_id: int, events: Sequence[TargetEvent]) -> None:
@@ -168,14 +180,17 @@ class Drafter:
     def has_work(self) -> bool:
         """True when `step` would do or return something."""
         links = self._residents.links.values()
-        return self._residents.num_owed > 0 or self._prefiller.has_work or any(link.has_outbound for link in links)
+        if self._residents.num_owed > 0 or self._prefiller.has_work or self._ahead.has_work:
+            return True
+        return any(link.has_outbound for link in links)
 
     def step(self, poll: Callable[[], None] = nothing_new) -> list[Outbound]:
-        """Do one unit of work: one round of blocks, or one chunk of prefill.
+        """Do one unit of work: one round of blocks, one round of outcome tables, or one chunk of prefill.
 
-        Rounds come first, but after each one chunk is done, so neither waits for more than one unit
-        of the other. Between the forwards of a round `poll` is called; it may call `handle`,
-        `connect` and `disconnect`, and blocks that this makes useless are dropped.
+        Blocks come first, for targets wait for them; then tables. After each round one chunk is done,
+        so neither waits for more than one unit of the other. Between the forwards of a round `poll` is
+        called; it may call `handle`, `connect` and `disconnect`, and blocks that this makes useless
+        are dropped.
         """
         self.counters.steps += 1
         self.tick()
@@ -183,6 +198,9 @@ class Drafter:
         if drafting:
             self._prefill_is_due = True
             self._run_round(drafting, poll)
+        elif self._ahead.has_work and not (self._prefill_is_due and self._prefiller.has_work):
+            self._prefill_is_due = True
+            self._ahead.run(poll)
         else:
             self._prefill_is_due = False
             self._prefiller.run_chunk(self.counters.steps)
@@ -231,8 +249,7 @@ class Drafter:
             link.last_round = self.counters.steps
             length = len(sequence.text)
             num_draft_tokens = min(sequence.num_owed, self._engine.limits.max_model_len - length + 1)
-            # The last token is run again if it was already: its logits are the first draw's law.
-            if self._residents.prepare(sequence, length + num_draft_tokens - 1, keep=length - 1):
+            if self._residents.prepare(sequence, length + num_draft_tokens - 1, keep=sequence.draft_from):
                 drafting.append(_Drafting(link, sequence, num_draft_tokens))
             else:
                 self._residents.evict(link, sequence, RefusalReason.NO_SPACE)

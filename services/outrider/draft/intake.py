@@ -73,7 +73,7 @@ class Intake:
                     self._residents.remove_link(link)
                     return
                 case Launch():
-                    pass  # what is in flight matters to outcome tables only
+                    self._launch(link, event)
 
     def _open(self, link: Link, opening: OpenSequence) -> None:
         known = link.sequences.get(opening.handle)
@@ -105,13 +105,26 @@ class Intake:
         for row in verdicts.rows:
             sequence = self._find(link, row.handle)
             if sequence is not None:
+                winner = self._residents.settle(sequence, row)
                 self._repair(link, sequence, sequence.apply_verdict(row))
+                if winner is not None and winner.written[: len(sequence.text)] == sequence.text[: len(winner.written)]:
+                    sequence.chain = winner
         now = self._clock.now()
         if now >= link.busy_until and self._residents.num_owed > self._config.max_queued_rows:
             link.busy_until = now + self._config.busy_retry_after_s
             link.send(Busy(retry_after_s=self._config.busy_retry_after_s))
 
+    def _launch(self, link: Link, launch: Launch) -> None:
+        now, budget_s = self._clock.now(), launch.budget_us / 1e6
+        for row in launch.rows:
+            sequence = self._find(link, row.handle)
+            if sequence is not None:
+                self._residents.ground(sequence)
+                sequence.in_flight = sequence.launch(row, budget_s=budget_s, now=now)
+
     def _repair(self, link: Link, sequence: DraftSequence, divergence: Divergence | None) -> None:
+        if sequence.in_flight is not None and sequence.in_flight.base_len != len(sequence.text):
+            self._residents.ground(sequence)
         if divergence is not None:
             self._counters.resyncs += 1
             self._counters.drift += divergence.drift

@@ -15,6 +15,8 @@ class Link:
         self.vocab_size = vocab_size
         """Ids below this are valid on both sides."""
         self.max_num_draft_tokens = max_num_draft_tokens
+        self.num_ranked = 0
+        """Likely tokens to keep per position; 0 unless the target can use outcome tables."""
         self.sequences: dict[int, DraftSequence] = {}
         """By the target's handle, oldest first."""
         self.drift_total = 0

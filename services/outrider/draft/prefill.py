@@ -32,7 +32,8 @@ class Prefiller:
         """True for a sequence that cannot be drafted for before some prefill."""
         if sequence.stage is Stage.FILLING:
             return True
-        return sequence.owes_block and sequence.num_unwritten > self._max_catch_up_tokens
+        waits = sequence.owes_block or sequence.wants_table
+        return waits and sequence.num_unwritten > self._max_catch_up_tokens
 
     @property
     def has_work(self) -> bool:

@@ -2,11 +2,14 @@
 
 from itertools import count
 
-from outrider.core.link import Evicted, OpenNack, OpenSequence, RefusalReason
+from outrider.core.link import Evicted, OpenNack, OpenSequence, RefusalReason, VerdictRow
 from outrider.core.ports import Clock
+from outrider.draft.acceptance import AcceptanceModel
+from outrider.draft.branch import Branch
 from outrider.draft.config import DraftConfig
 from outrider.draft.counters import DraftCounters
 from outrider.draft.link import Link
+from outrider.draft.outcomes import InFlight
 from outrider.draft.sequence import DraftSequence, Stage
 from outrider.engine.sequence_kv import KVCache
 
@@ -19,6 +22,7 @@ class Residents:
     def __init__(self, *, kv: KVCache, config: DraftConfig, clock: Clock, counters: DraftCounters) -> None:
         self.links: dict[int, Link] = {}
         self.kv = kv
+        self.model = AcceptanceModel()
         self._config = config
         self._clock = clock
         self._counters = counters
@@ -50,6 +54,7 @@ class Residents:
             kv_key=self.new_kv_key(),
             vocab_size=link.vocab_size,
             max_num_draft_tokens=link.max_num_draft_tokens,
+            num_ranked=link.num_ranked,
             now=self._clock.now(),
         )
         return True
@@ -94,8 +99,43 @@ class Residents:
         else:
             self.refuse(link, sequence.handle, reason)
 
+    def settle(self, sequence: DraftSequence, row: VerdictRow) -> Branch | None:
+        """The step in flight is over: learn from it, keep the branch of its outcome, free the others.
+
+        Returns that branch, whose KV the sequence now owns; None when there was none.
+        """
+        in_flight = sequence.in_flight
+        if in_flight is None or row.base_len != in_flight.base_len:
+            return None
+        self._learn(in_flight, row)
+        winner = in_flight.branches.pop((row.num_accepted, row.next_token_id), None)
+        self.ground(sequence)
+        if winner is None:
+            return None
+        self.kv.close(sequence.kv_key)
+        sequence.kv_key, sequence.written = winner.branch.kv_key, winner.branch.written
+        winner.branch.wanted = False  # what is left of it is drafted only if the target asks
+        self._counters.adopted += 1
+        return winner.branch
+
+    def ground(self, sequence: DraftSequence) -> None:
+        """Nothing of the sequence is in flight any more: free all branches."""
+        if sequence.in_flight is None:
+            return
+        for made in sequence.in_flight.branches.values():
+            made.branch.wanted = False
+            self.kv.close(made.branch.kv_key)
+        sequence.in_flight = None
+
+    def _learn(self, in_flight: InFlight, row: VerdictRow) -> None:
+        """Every position up to the target's own token tells how good the guess there was."""
+        drawn = (*in_flight.token_ids[: row.num_accepted], row.next_token_id)
+        for guess, token_id in zip(in_flight.guesses, drawn, strict=False):
+            self.model.learn(guess.margin, guess.rank_of(token_id))
+
     def remove(self, link: Link, sequence: DraftSequence) -> None:
         """Free a sequence. Its committed KV may stay findable by its text until the blocks are needed."""
+        self.ground(sequence)
         del link.sequences[sequence.handle]
         if sequence.kv_key in self.kv:
             self.publish(sequence)

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from outrider.core.link import OpenSequence, Resync, VerdictRow
+from outrider.core.link import LaunchRow, OpenSequence, Resync, VerdictRow
 from outrider.core.policy import RoundPlan
 from outrider.core.prefix_hash import PrefixHash
 from outrider.core.proposal import Proposal
 from outrider.core.speculation import SpeculationMode
 from outrider.draft.branch import Branch
+from outrider.draft.outcomes import Guess, InFlight
 
 __all__ = ["Divergence", "DraftSequence", "Stage"]
 
@@ -42,7 +43,14 @@ class DraftSequence:
     """
 
     def __init__(
-        self, opening: OpenSequence, *, kv_key: int, vocab_size: int, max_num_draft_tokens: int, now: float
+        self,
+        opening: OpenSequence,
+        *,
+        kv_key: int,
+        vocab_size: int,
+        max_num_draft_tokens: int,
+        num_ranked: int,
+        now: float,
     ) -> None:
         self.opening = opening
         self.kv_key = kv_key
@@ -56,10 +64,15 @@ class DraftSequence:
         self.paused = False
         self.num_owed = 0
         """Draft tokens that the target waits for; 0 when no round is owed."""
+        self.in_flight: InFlight | None = None
+        """The verify step that runs now, as far as the target has told."""
+        self.chain: Branch | None = None
+        """The block drafted behind the text, or as much of it as there is."""
         self.version = 0
         """Changes with the text: what was drafted for another version is of no use."""
         self._vocab_size = vocab_size
         self._max_num_draft_tokens = max_num_draft_tokens
+        self._num_ranked = num_ranked
         self._eos_token_ids = frozenset(opening.eos_token_ids)
         self._hash = PrefixHash(self.text)
         self._blocks: dict[int, Proposal] = {}
@@ -70,6 +83,25 @@ class DraftSequence:
     def handle(self) -> int:
         """The target's name for it."""
         return self.opening.handle
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end the text."""
+        return self._eos_token_ids
+
+    @property
+    def wants_table(self) -> bool:
+        """True when outcomes of the step in flight are to be drafted for."""
+        in_flight = self.in_flight
+        if in_flight is None or in_flight.done or self.stage is not Stage.READY or self.paused:
+            return False
+        return in_flight.branch_budget > 0 and in_flight.num_draft_tokens > 0
+
+    @property
+    def draft_from(self) -> int:
+        """Positions that may stay written when a block is drafted behind the text."""
+        # The last token is run again if it was already: its logits are the first draw's law.
+        return len(self.written) if self.chain is not None else len(self.text) - 1
 
     @property
     def num_unwritten(self) -> int:
@@ -104,6 +136,47 @@ class DraftSequence:
             self._take(row.plan)
         return None
 
+    def launch(self, row: LaunchRow, *, budget_s: float, now: float) -> InFlight | None:
+        """What a verify step that has just started has in flight; None when it cannot be followed."""
+        if self.stage is not Stage.READY or row.base_len != len(self.text):
+            return None
+        token_ids: tuple[int, ...] | None = row.token_ids
+        if row.block_id:
+            block = self._blocks.get(row.block_id)
+            known = block is not None and block.base_len == row.base_len and row.num_used <= len(block)
+            token_ids = block.token_ids[: row.num_used] if known and block is not None else None
+        if token_ids is None or not self._valid(token_ids):
+            return None
+        return InFlight(
+            base_len=row.base_len,
+            block_id=row.block_id,
+            token_ids=token_ids,
+            num_draft_tokens=min(row.ahead.num_draft_tokens, self._max_num_draft_tokens),
+            branch_budget=row.ahead.branch_budget,
+            budget_s=budget_s,
+            launched_at=now,
+        )
+
+    def known_guesses(self, token_ids: Sequence[int]) -> list[Guess]:
+        """Guesses behind token_ids[:0], [:1], … that the drafted block has left, as far as it agrees.
+
+        Forgets what is written behind the text and is not `token_ids`.
+        """
+        guesses: list[Guess] = []
+        if (chain := self.chain) is not None:
+            for m in range(min(len(chain.ranked), len(token_ids) + 1)):
+                if list(token_ids[:m]) != chain.token_ids[:m] or not chain.ranked[m]:
+                    break
+                guesses.append(Guess(ranked=chain.ranked[m], margin=chain.margins[m]))
+        agreed = len(self.text)
+        for written, token_id in zip(self.written[agreed:], token_ids, strict=False):
+            if written != token_id:
+                break
+            agreed += 1
+        if agreed < len(self.text) + len(token_ids):
+            self.forget_written(agreed)
+        return guesses
+
     def apply_resync(self, resync: Resync) -> Divergence | None:
         """Replace the text from a position on. Text that is already here changes nothing."""
         first, token_ids = resync.first_position, resync.token_ids
@@ -121,12 +194,26 @@ class DraftSequence:
         return None
 
     def branch(self, num_draft_tokens: int) -> Branch:
-        """The branch behind the whole text. What is written beyond the text counts no more."""
+        """The branch behind the whole text: the one that was begun already, or a new one."""
+        if self.chain is None:
+            self.chain = self.new_branch(
+                kv_key=self.kv_key,
+                written=self.written,
+                pending=self.text[len(self.written) :],
+                num_draft_tokens=num_draft_tokens,
+            )
+        self.chain.num_draft_tokens = num_draft_tokens
+        self.chain.wanted = True
+        return self.chain
+
+    def new_branch(self, *, kv_key: int, written: list[int], pending: list[int], num_draft_tokens: int) -> Branch:
+        """A continuation of `written` + `pending` under this sequence's law."""
         return Branch(
-            kv_key=self.kv_key,
-            written=self.written,
-            pending=self.text[len(self.written) :],
+            kv_key=kv_key,
+            written=written,
+            pending=pending,
             num_draft_tokens=num_draft_tokens,
+            num_ranked=self._num_ranked,
             sampling=self.opening.sampling,
             prompt_len=self.opening.prompt_len,
             noise_key=self.opening.noise_key,
@@ -135,13 +222,19 @@ class DraftSequence:
         )
 
     def forget_written(self, length: int) -> None:
-        """Count nothing from position `length` on as written."""
-        del self.written[length:]
+        """Count nothing from position `length` on as written. A block that stood there is lost."""
+        if length < len(self.written):
+            del self.written[length:]
+            self.chain = None
 
     def offer(self, block: Proposal) -> None:
         """Remember a block that goes to the target; the owed round is done."""
-        self._blocks[block.block_id] = block
+        self.remember(block)
         self.num_owed = 0
+
+    def remember(self, block: Proposal) -> None:
+        """Keep a block that the target may name in a verdict."""
+        self._blocks[block.block_id] = block
 
     def _committed_by(self, row: VerdictRow) -> tuple[int, ...] | None:
         """The tokens that a row adds behind its base; None when they are unknown or out of range."""
@@ -174,6 +267,7 @@ class DraftSequence:
             if block.base_len + len(block) > len(self.text) and block.base_len <= len(self.text)
         }
         self.num_owed = 0
+        self.chain = None
         self._planned_len = 0
         self.version += 1
 
@@ -181,7 +275,8 @@ class DraftSequence:
         if self._planned_len == len(self.text):
             return
         self._planned_len = len(self.text)
-        wanted = plan.num_draft_tokens if plan.mode is not SpeculationMode.OFF else 0
+        # Under a cached plan the target has its block already; what is wanted next comes with Launch.
+        wanted = plan.num_draft_tokens if plan.mode is SpeculationMode.SEQUENTIAL else 0
         self.num_owed = max(0, min(wanted, self._max_num_draft_tokens))
 
     def _diverge(self, have_len: int, *, drift: bool = False) -> Divergence:

@@ -78,6 +78,13 @@ class ModelEngine(Protocol):
         """
         ...
 
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the KV of whole blocks, (source, destination) in order, before the next forward.
+
+        Forks of a draft's sequences need it. Raises `EngineUnavailable` as `forward` does.
+        """
+        ...
+
     def close(self) -> None:
         """Release the model and, for a tensor-parallel engine, end the other ranks' loops."""
         ...

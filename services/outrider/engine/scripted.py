@@ -15,6 +15,7 @@ A draft made with `agreement` below 1 prefers f + 1 at a fixed share of the pref
 s * 2654435761 mod 2^32 at or above agreement * 2^32), so its acceptance is known beforehand.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +75,13 @@ class ScriptedEngine:
             self._write(index, one, owners)
         rows = [row for one in batch.slices for row in self._logits(one)]
         return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, self._config.vocab_size)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy tokens and positions of whole blocks."""
+        size = self._config.block_size
+        for source, destination in pairs:
+            for slots in (self._tokens, self._positions):
+                slots[destination * size : (destination + 1) * size] = slots[source * size : (source + 1) * size]
 
     def close(self) -> None:
         """Nothing to release."""

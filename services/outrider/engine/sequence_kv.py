@@ -159,13 +159,43 @@ class KVCache:
         if length >= state.computed_len:
             return state.computed_len
         keep = -(-length // self.block_size)
-        if length % self.block_size and self._pool.published(state.blocks[keep - 1]):
+        cut = state.blocks[keep - 1] if length % self.block_size else None
+        if cut is not None and (self._pool.published(cut) or self._pool.shared(cut)):
             keep -= 1
         self._pool.release(reversed(state.blocks[keep:]))
         del state.blocks[keep:]
         del state.digests[length // self.block_size :]
         state.computed_len = min(length, keep * self.block_size)
         return state.computed_len
+
+    def can_fork(self, parent: int, length: int, child_length: int) -> bool:
+        """Whether a fork at `length` and blocks for positions below `child_length` can be had."""
+        own = -(-child_length // self.block_size) - length // self.block_size
+        return parent in self._sequences and self._pool.can_allocate(max(0, own))
+
+    def fork(self, parent: int, child: int, length: int) -> list[tuple[int, int]]:
+        """Start `child` with the parent's KV below `length`, drafted tokens included.
+
+        Full blocks are shared, and neither side may write them again while both live. The block
+        that the cut goes through is copied: returns (source, destination) pairs that the engine has
+        to copy before the child's first forward.
+        """
+        if child in self._sequences:
+            raise ValueError(f"handle {child} is already open")
+        state = self._sequences[parent]
+        full = length // self.block_size
+        copies = []
+        blocks = state.blocks[:full]
+        if length % self.block_size:
+            copies = [(state.blocks[full], self._pool.allocate(1)[0])]
+        for block in blocks:
+            self._pool.retain(block)
+        self._sequences[child] = _SequenceBlocks(
+            blocks=[*blocks, *(destination for _, destination in copies)],
+            computed_len=min(state.computed_len, length),
+            digests=state.digests[:full],
+        )
+        return copies
 
     def close(self, handle: int) -> None:
         """Release everything of a sequence.

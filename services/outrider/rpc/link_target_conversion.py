@@ -144,12 +144,7 @@ def _verdicts_to_proto(event: link.Verdicts) -> pb.Verdicts:
             next_token_id=row.next_token_id,
             accepted_token_ids=row.accepted_token_ids,
             prefix_hash=row.prefix_hash,
-            plan=pb.RoundPlan(
-                mode=MODES.to_proto(row.plan.mode),
-                num_draft_tokens=row.plan.num_draft_tokens,
-                branch_budget=row.plan.branch_budget,
-                reason=REASONS.to_proto(row.plan.reason),
-            ),
+            plan=_plan_to_proto(row.plan),
         )
         for row in event.rows
     ]
@@ -172,12 +167,25 @@ def _verdict_row(row: pb.VerdictRow) -> link.VerdictRow:
         next_token_id=row.next_token_id,
         accepted_token_ids=accepted_ids,
         prefix_hash=row.prefix_hash,
-        plan=RoundPlan(
-            mode=MODES.from_proto(row.plan.mode, "verdicts.rows.plan.mode"),
-            num_draft_tokens=row.plan.num_draft_tokens,
-            branch_budget=row.plan.branch_budget,
-            reason=REASONS.from_proto(row.plan.reason, "verdicts.rows.plan.reason"),
-        ),
+        plan=_plan_from_proto(row.plan, "verdicts.rows.plan"),
+    )
+
+
+def _plan_to_proto(plan: RoundPlan) -> pb.RoundPlan:
+    return pb.RoundPlan(
+        mode=MODES.to_proto(plan.mode),
+        num_draft_tokens=plan.num_draft_tokens,
+        branch_budget=plan.branch_budget,
+        reason=REASONS.to_proto(plan.reason),
+    )
+
+
+def _plan_from_proto(message: pb.RoundPlan, field: str) -> RoundPlan:
+    return RoundPlan(
+        mode=MODES.from_proto(message.mode, f"{field}.mode"),
+        num_draft_tokens=message.num_draft_tokens,
+        branch_budget=message.branch_budget,
+        reason=REASONS.from_proto(message.reason, f"{field}.reason"),
     )
 
 
@@ -190,6 +198,7 @@ def _launch_to_proto(event: link.Launch) -> pb.Launch:
             num_used=row.num_used,
             source=(pb.PROPOSAL_SOURCE_UNSPECIFIED if row.source is None else PROPOSAL_SOURCES.to_proto(row.source)),
             token_ids=row.token_ids,
+            ahead=_plan_to_proto(row.ahead),
         )
         for row in event.rows
     ]
@@ -213,6 +222,7 @@ def _launch_row(row: pb.LaunchRow) -> link.LaunchRow:
         num_used=row.num_used,
         source=None if plain else PROPOSAL_SOURCES.from_proto(row.source, "launch.rows.source"),
         token_ids=token_ids,
+        ahead=_plan_from_proto(row.ahead, "launch.rows.ahead"),
     )
 
 

@@ -732,6 +732,7 @@ class LaunchRow(_message.Message):
     NUM_USED_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Sequence."""
     base_len: _builtins.int
@@ -746,6 +747,10 @@ class LaunchRow(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids when the block is not the draft's."""
 
+    @_builtins.property
+    def ahead(self) -> Global___RoundPlan:
+        """Blocks wanted for the outcomes of this step: K and the branch budget; OFF wants none."""
+
     def __init__(
         self,
         *,
@@ -755,10 +760,11 @@ class LaunchRow(_message.Message):
         num_used: _builtins.int = ...,
         source: Global___ProposalSource.ValueType = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ahead: Global___RoundPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "block_id", b"block_id", "handle", b"handle", "num_used", b"num_used", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "base_len", b"base_len", "block_id", b"block_id", "handle", b"handle", "num_used", b"num_used", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -179,6 +179,7 @@ def launch_rows(draw: st.DrawFn) -> link.LaunchRow:
         num_used=len(token_ids) if token_ids else draw(u32),
         source=draw(st.none() | st.sampled_from(ProposalSource)),
         token_ids=token_ids,
+        ahead=draw(plans),
     )
 
 

@@ -1,0 +1,231 @@
+"""Drafting ahead: while the target verifies a block, draft the next one for each likely outcome.
+
+One round serves all sequences in flight: one forward for the guesses that are still missing, then
+every branch of every sequence in lockstep. Branches share the KV of their common prefix.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.core.link import OutcomeEntry, OutcomeTable
+from outrider.core.ports import Clock
+from outrider.core.proposal import Proposal
+from outrider.core.speculation import ProposalSource
+from outrider.decoding.propose import ProposeRow, propose
+from outrider.draft.branch import Branch, BranchDrafter
+from outrider.draft.config import DraftConfig
+from outrider.draft.counters import DraftCounters
+from outrider.draft.link import Link
+from outrider.draft.outcomes import Guess, InFlight, Outcome, OutcomeBranch, likely_outcomes
+from outrider.draft.residents import Residents
+from outrider.draft.sequence import DraftSequence
+from outrider.draft.timing import StepTimer
+from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine
+
+__all__ = ["AheadDrafter"]
+
+_ENTRIES_PER_TABLE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A sequence whose table is being made, and the step in flight that it is for."""
+
+    link: Link
+    sequence: DraftSequence
+    in_flight: InFlight
+
+    @property
+    def current(self) -> bool:
+        """False once a verdict or another launch has come."""
+        return self.sequence.in_flight is self.in_flight
+
+
+class AheadDrafter:
+    """Makes outcome tables. Owns no state: everything hangs on the sequences."""
+
+    def __init__(
+        self,
+        *,
+        engine: ModelEngine,
+        residents: Residents,
+        branches: BranchDrafter,
+        config: DraftConfig,
+        clock: Clock,
+        timer: StepTimer,
+        counters: DraftCounters,
+    ) -> None:
+        self._engine = engine
+        self._residents = residents
+        self._branches = branches
+        self._config = config
+        self._clock = clock
+        self._timer = timer
+        self._counters = counters
+
+    @property
+    def has_work(self) -> bool:
+        """True when a table is wanted that has not been drafted."""
+        return bool(self._waiting())
+
+    def run(self, poll: Callable[[], None]) -> None:
+        """Draft the tables that are wanted now and queue them. `poll` may bring verdicts in between."""
+        flights = self._waiting()
+        for one in flights:
+            one.in_flight.done = True  # whatever happens, it is not tried again
+        flights = self._guess(flights)
+        poll()
+        planned = self._plan([one for one in flights if one.current])
+        if planned:
+            self._branches.draft(
+                [made.branch for _, made in planned],
+                num_valid_ids=min(flight.link.vocab_size for flight, _ in planned),
+                keep_wanted=lambda branches: _still_wanted(branches, poll),
+            )
+        self._send(planned)
+
+    def _waiting(self) -> list[_Flight]:
+        return [
+            _Flight(link, sequence, sequence.in_flight)
+            for link in self._residents.links.values()
+            for sequence in link.sequences.values()
+            if sequence.in_flight is not None and sequence.wants_table
+        ]
+
+    def _guess(self, flights: Sequence[_Flight]) -> list[_Flight]:
+        """Fill in the guesses that no block has left behind, by one forward over the tokens in flight."""
+        ready, missing = [], []
+        for one in flights:
+            in_flight, sequence = one.in_flight, one.sequence
+            in_flight.guesses = sequence.known_guesses(in_flight.token_ids)
+            if len(in_flight.guesses) > len(in_flight.token_ids):
+                ready.append(one)
+                continue
+            length = in_flight.base_len + len(in_flight.token_ids)
+            # The row of the token before the first missing guess is run again if it was already.
+            first_row = in_flight.base_len + len(in_flight.guesses) - 1
+            fits = length <= self._engine.limits.max_model_len
+            if fits and self._residents.prepare(sequence, length, keep=first_row):
+                missing.append(one)
+                ready.append(one)
+        if missing:
+            self._run_guesses(missing)
+        return ready
+
+    def _run_guesses(self, missing: Sequence[_Flight]) -> None:
+        slices, rows = [], []
+        for one in missing:
+            sequence, in_flight = one.sequence, one.in_flight
+            text = [*sequence.text, *in_flight.token_ids]
+            wanted = len(in_flight.token_ids) + 1 - len(in_flight.guesses)
+            slices.append(
+                ForwardSlice(
+                    token_ids=text[len(sequence.written) :],
+                    start=len(sequence.written),
+                    block_table=self._residents.kv.block_table(sequence.kv_key),
+                    num_logits=wanted,
+                )
+            )
+            rows += [self._guess_row(sequence, text[: len(text) - wanted + 1 + row]) for row in range(wanted)]
+        logits = self._engine.forward(ForwardBatch(slices=tuple(slices)))
+        tokens = iter(propose(logits, rows, min(one.link.vocab_size for one in missing)))
+        for forward, one in zip(slices, missing, strict=True):
+            one.sequence.written.extend(forward.token_ids)
+            for _ in range(forward.num_logits):
+                token = next(tokens)
+                one.in_flight.guesses.append(Guess(ranked=token.ranked_token_ids, margin=token.margin))
+
+    def _guess_row(self, sequence: DraftSequence, prefix: list[int]) -> ProposeRow:
+        opening = sequence.opening
+        return ProposeRow(
+            sampling=opening.sampling,
+            prefix=prefix,
+            prompt_len=opening.prompt_len,
+            noise_key=opening.noise_key,
+            rule=opening.rule,
+            q_top_k=self._config.q_top_k,
+            num_ranked=self._config.num_ranked,
+        )
+
+    def _plan(self, flights: Sequence[_Flight]) -> list[tuple[_Flight, OutcomeBranch]]:
+        """Choose the outcomes, within the budgets of rows and time, and fork their branches."""
+        chosen: list[tuple[_Flight, Outcome]] = []
+        for one in flights:
+            outcomes = likely_outcomes(one.in_flight, self._residents.model, one.sequence.eos_token_ids)
+            chosen += [(one, outcome) for outcome in outcomes[: one.in_flight.branch_budget]]
+        chosen.sort(key=lambda candidate: -candidate[1].probability)
+        planned = []
+        for flight, outcome in chosen[: self._config.max_branch_rows]:
+            made = self._fork(flight, outcome)
+            if made is not None:
+                planned.append((flight, made))
+        return planned
+
+    def _fork(self, flight: _Flight, outcome: Outcome) -> OutcomeBranch | None:
+        """A branch with the sequence's KV up to the outcome's accepted length; None without room."""
+        sequence, in_flight, kv = flight.sequence, flight.in_flight, self._residents.kv
+        shared = in_flight.base_len + outcome.num_accepted
+        k = min(self._affordable(in_flight), self._engine.limits.max_model_len - shared)
+        length = shared + k  # the prefix, the next token, and all drafted tokens but the last
+        if k < 1 or len(sequence.written) < shared or not kv.can_fork(sequence.kv_key, shared, length):
+            return None
+        key = self._residents.new_kv_key()
+        self._engine.copy_blocks(kv.fork(sequence.kv_key, key, shared))
+        kv.reserve(key, length)
+        branch = sequence.new_branch(
+            kv_key=key,
+            written=[*sequence.text, *in_flight.token_ids[: outcome.num_accepted]],
+            pending=[outcome.next_token_id],
+            num_draft_tokens=k,
+        )
+        made = OutcomeBranch(outcome=outcome, branch=branch, block_id=flight.link.next_block_id())
+        in_flight.branches[outcome.num_accepted, outcome.next_token_id] = made
+        return made
+
+    def _affordable(self, in_flight: InFlight) -> int:
+        """K, cut to the draft steps that still fit before the verify ends: a short block beats a late one."""
+        step_s = self._timer.recent_ms / 1e3
+        if step_s <= 0.0 or in_flight.budget_s <= 0.0:
+            return in_flight.num_draft_tokens
+        left_s = in_flight.launched_at + in_flight.budget_s - self._clock.now()
+        return max(1, min(in_flight.num_draft_tokens, int(left_s / step_s)))
+
+    def _send(self, planned: Sequence[tuple[_Flight, OutcomeBranch]]) -> None:
+        """Queue the tables of sequences that are still in flight, best outcomes first."""
+        tables: dict[int, tuple[_Flight, list[OutcomeEntry]]] = {}
+        for flight, made in planned:
+            if flight.current and made.branch.complete:
+                entries = tables.setdefault(id(flight.in_flight), (flight, []))[1]
+                entries.append(_entry(flight, made))
+        for flight, entries in tables.values():
+            self._counters.tables += 1
+            self._counters.outcomes += len(entries)
+            for start in range(0, len(entries), _ENTRIES_PER_TABLE):
+                chunk = tuple(entries[start : start + _ENTRIES_PER_TABLE])
+                flight.link.send(
+                    OutcomeTable(
+                        handle=flight.sequence.handle,
+                        base_len=flight.in_flight.base_len,
+                        parent_block_id=flight.in_flight.block_id,
+                        entries=chunk,
+                        last=start + _ENTRIES_PER_TABLE >= len(entries),
+                    )
+                )
+
+
+def _still_wanted(branches: list[Branch], poll: Callable[[], None]) -> list[Branch]:
+    poll()
+    return [one for one in branches if one.wanted]
+
+
+def _entry(flight: _Flight, made: OutcomeBranch) -> OutcomeEntry:
+    outcome = made.outcome
+    block = Proposal(
+        base_len=flight.in_flight.base_len + outcome.num_accepted + 1,
+        block_id=made.block_id,
+        token_ids=tuple(made.branch.token_ids),
+        source=ProposalSource.DRAFT,
+        laws=tuple(made.branch.laws),
+    )
+    flight.sequence.remember(block)
+    return OutcomeEntry(num_accepted=outcome.num_accepted, next_token_id=outcome.next_token_id, proposal=block)

@@ -1,0 +1,87 @@
+"""Which outcomes of a verify step to draft for: the most likely (accepted length, next token) pairs.
+
+Outcome (j, t) has probability S_j * r_j(t): S_j is the chance that the first j tokens in flight are
+accepted, r_j(t) that the target's token behind them is t. For j below the block's length t is never
+the token in flight there, for that would be acceptance. (Kumar et al. 2026, arXiv 2603.03251.)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.draft.acceptance import AcceptanceModel
+from outrider.draft.branch import Branch
+
+__all__ = ["Guess", "InFlight", "Outcome", "OutcomeBranch", "likely_outcomes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """What the draft expects at one position."""
+
+    ranked: tuple[int, ...]
+    """Likely tokens, best first."""
+    margin: float
+    """How sure it is of the first."""
+
+    def rank_of(self, token_id: int) -> int | None:
+        """The place of a token, 0 = first; None if it was not kept."""
+        return self.ranked.index(token_id) if token_id in self.ranked else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One possible result of a verify step."""
+
+    num_accepted: int
+    next_token_id: int
+    probability: float
+
+
+@dataclass(slots=True, kw_only=True)
+class OutcomeBranch:
+    """A block in the making for one outcome."""
+
+    outcome: Outcome
+    branch: Branch
+    block_id: int
+
+
+@dataclass(slots=True, kw_only=True)
+class InFlight:
+    """What the target is verifying for one sequence, and what was drafted ahead for it."""
+
+    base_len: int
+    block_id: int
+    """The draft's own block; 0 for another's, or none."""
+    token_ids: tuple[int, ...]
+    num_draft_tokens: int
+    """Wanted length of the next blocks."""
+    branch_budget: int
+    """Most outcomes to draft for."""
+    budget_s: float
+    """Time until the verify ends, from the arrival of Launch."""
+    launched_at: float
+    guesses: list[Guess] = field(default_factory=list)
+    """For positions 0 … len(token_ids): the token behind the first, second … accepted one."""
+    branches: dict[tuple[int, int], OutcomeBranch] = field(default_factory=dict)
+    """By (accepted length, next token)."""
+    done: bool = False
+    """True once the table has been drafted, or cannot be."""
+
+
+def likely_outcomes(in_flight: InFlight, model: AcceptanceModel, eos_token_ids: frozenset[int]) -> Sequence[Outcome]:
+    """All outcomes with a guess, best first. None that ends the text: nothing follows it."""
+    found: list[Outcome] = []
+    survival = 1.0
+    for j, guess in enumerate(in_flight.guesses):
+        drafted = in_flight.token_ids[j] if j < len(in_flight.token_ids) else None
+        for rank, token_id in enumerate(guess.ranked):
+            if token_id == drafted or token_id in eos_token_ids:
+                continue
+            probability = survival * model.probability(rank, guess.margin)
+            found.append(Outcome(num_accepted=j, next_token_id=token_id, probability=probability))
+        if drafted is None or drafted in eos_token_ids:
+            break
+        rank_in_flight = guess.rank_of(drafted)
+        survival *= model.probability(rank_in_flight, guess.margin) if rank_in_flight is not None else 0.01
+    return sorted(found, key=lambda one: -one.probability)
