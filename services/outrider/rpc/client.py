@@ -155,7 +155,9 @@ class OutriderClient:
         call = self._generation.StreamGenerate(message, timeout=timeout_s, metadata=self._metadata())
         try:
             async for response in call:
-                yield event_from_proto(response, request.stop)
+                # A door that can say how a call ends only along with a message sends an empty one.
+                if response.WhichOneof("event") is not None:
+                    yield event_from_proto(response, request.stop)
         except grpc.aio.AioRpcError as error:
             raise _domain_error(error) from error
         except asyncio.CancelledError:
