@@ -8,11 +8,12 @@ from outrider.core.errors import ConfigError
 from outrider.engine.models.prepare import default_cache_dir
 
 if TYPE_CHECKING:
+    from outrider.engine.emulated.engine import EmulatedConfig
     from outrider.engine.scripted import ScriptedConfig
 
 __all__ = ["DType", "EngineConfig", "EngineKind", "Quantization"]
 
-EngineKind = Literal["torch", "scripted"]
+EngineKind = Literal["torch", "scripted", "emulated"]
 DType = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int4"]
 
@@ -22,11 +23,14 @@ class EngineConfig:
     """How to build one engine. Raises `ConfigError` naming the field that cannot work."""
 
     model: str
-    """A packaged model's name, a model folder, or a hub id; unused by `scripted`."""
+    """A packaged model's name, a model folder, or a hub id; unused by `scripted` and `emulated`."""
     kind: EngineKind = "torch"
-    """`torch` runs a model; `scripted` is the fake that one computes by hand."""
+    """`torch` runs a model; `scripted` is the fake that one computes by hand; `emulated` takes
+    the time of hardware that is not there, and makes up its text."""
     scripted: "ScriptedConfig | None" = None
     """Sizes and formula of a `scripted` engine, which takes nothing else from here."""
+    emulated: "EmulatedConfig | None" = None
+    """Device, text and sizes of an `emulated` engine, which takes nothing else from here."""
     cache_dir: Path = field(default_factory=default_cache_dir)
     """Where packaged models are prepared."""
     device: str = "cpu"
@@ -53,6 +57,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if (self.kind == "scripted") != (self.scripted is not None):
             raise ConfigError("kind, scripted: a scripted engine, and no other, needs its own section")
+        if (self.kind == "emulated") != (self.emulated is not None):
+            raise ConfigError("kind, emulated: an emulated engine, and no other, needs its own section")
         if self.kind == "torch":
             self._check_torch()
 

@@ -26,6 +26,11 @@ def build_engine(config: EngineConfig, progress: Progress) -> ModelEngine:
         from outrider.engine.scripted import ScriptedEngine
 
         return ScriptedEngine(config.scripted)
+    if config.emulated is not None:
+        from outrider.engine.emulated.clock import WallClock
+        from outrider.engine.emulated.engine import EmulatedEngine
+
+        return EmulatedEngine(config.emulated, WallClock())
     if config.tensor_parallel_size > 1:
         raise ConfigError("tensor_parallel_size: above 1 every rank builds its own part; see engine.tensor_parallel")
     return _build_torch(config, progress)

@@ -1,0 +1,166 @@
+"""An engine whose forward pass is a device clock and a synthetic text, with the interface of a real one.
+
+The real verify and propose code judges and draws: the logits are made such that at temperature 0 the
+target's draw is the synthetic token, and the draft's is its first guess, with the others ranked below
+it. A step costs O(rows), however long the texts are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ConfigError
+from outrider.engine.base import EngineLimits, ForwardBatch, ForwardSlice
+from outrider.engine.emulated.clock import DeviceClock
+from outrider.engine.emulated.device import DeviceProfile
+from outrider.engine.emulated.text import HEADER_LEN, SyntheticText, TextSettings
+
+__all__ = ["EmulatedConfig", "EmulatedEngine"]
+
+_NOWHERE = -1
+_LOWEST = -1000.0
+_RANK_STEP = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedConfig:
+    """Ordinary configuration of an emulated engine."""
+
+    role: Literal["target", "draft"]
+    """Whose logits: the text itself, or guesses at it."""
+    device: DeviceProfile
+    """How long a step takes."""
+    text: TextSettings = field(default_factory=TextSettings)
+    """The text of both sides; must be equal on target and draft."""
+    vocab_size: int = 512
+    """Small, so that logits cost nothing."""
+    num_blocks: int = 4096
+    block_size: int = 16
+    max_model_len: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is below 1")
+        if self.block_size < HEADER_LEN:
+            raise ConfigError(f"block_size: {self.block_size} is below {HEADER_LEN}, the header of a text")
+
+
+class EmulatedEngine:
+    """Implements `ModelEngine`. Keeps tokens and positions in its KV slots to find the text's header.
+
+    A row that attends to a position whose slot was never written, or was written for another position,
+    raises `ValueError`, as far as O(1) look-ups see it: the header and the position before the slice.
+    """
+
+    def __init__(self, config: EmulatedConfig, clock: DeviceClock) -> None:
+        self._config = config
+        self._clock = clock
+        self._text = SyntheticText(config.text, config.vocab_size)
+        self._limits = EngineLimits(
+            vocab_size=config.vocab_size,
+            max_model_len=config.max_model_len,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+        )
+        slots = config.num_blocks * config.block_size
+        self._tokens = [_NOWHERE] * slots
+        self._positions = [_NOWHERE] * slots
+        self.num_forwards = 0
+        self.num_rows = 0
+        self.busy_s = 0.0
+        """Device time spent so far."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What this engine can hold."""
+        return self._limits
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Write the tokens, make the logits [sum of num_logits, vocab_size], then take the device's time."""
+        for one in batch.slices:
+            self._write(one)
+        logits = self._target_logits(batch) if self._config.role == "target" else self._draft_logits(batch)
+        seconds = self._config.device.step_s(rows=batch.num_rows, kv_tokens=_kv_tokens(batch.slices))
+        self.num_forwards += 1
+        self.num_rows += batch.num_rows
+        self.busy_s += seconds
+        self._clock.run(seconds)
+        return logits
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy tokens and positions of whole blocks; takes no device time."""
+        size = self._config.block_size
+        for source, destination in pairs:
+            for slots in (self._tokens, self._positions):
+                slots[destination * size : (destination + 1) * size] = slots[source * size : (source + 1) * size]
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _target_logits(self, batch: ForwardBatch) -> Tensor:
+        ids = [self._text.token(header, at) for one in batch.slices for header, at in self._deciding(one)]
+        logits = torch.full((len(ids), self._config.vocab_size), _LOWEST)
+        if ids:
+            logits.scatter_(1, torch.tensor(ids).unsqueeze(1), 0.0)
+        return logits
+
+    def _draft_logits(self, batch: ForwardBatch) -> Tensor:
+        guesses = [self._text.guesses(header, at) for one in batch.slices for header, at in self._deciding(one)]
+        logits = torch.full((len(guesses), self._config.vocab_size), _LOWEST)
+        if guesses:
+            ids = torch.tensor([one.token_ids for one in guesses])  # [rows, guesses]
+            steps = _RANK_STEP * torch.arange(ids.shape[1])
+            # A margin is above 0 by nature: what the draft draws is its best. Log-odds below that are
+            # squeezed, not cut, so that the order of margins stays the order of confidence.
+            margins = torch.tensor([one.margin for one in guesses]).exp().log1p()
+            scores = -(margins.unsqueeze(1) + steps)
+            scores[:, 0] = 0.0
+            logits.scatter_(1, ids, scores)
+        return logits
+
+    def _deciding(self, one: ForwardSlice) -> list[tuple[tuple[int, ...], int]]:
+        """Header and position of every token that the slice's logits decide."""
+        end = one.start + len(one.token_ids)
+        positions = range(end - one.num_logits + 1, end + 1)
+        if not positions:
+            return []
+        header = self._header(one, min(HEADER_LEN, end))
+        return [(header[: min(HEADER_LEN, position)], position) for position in positions]
+
+    def _header(self, one: ForwardSlice, length: int) -> tuple[int, ...]:
+        first = one.block_table[0] * self._config.block_size
+        if self._positions[first : first + length] != list(range(length)):
+            raise ValueError("KV at the front of the text was never written for it")
+        return tuple(self._tokens[first : first + length])
+
+    def _write(self, one: ForwardSlice) -> None:
+        size, end = self._config.block_size, one.start + len(one.token_ids)
+        if end > self._config.max_model_len:
+            raise ValueError(f"position {end - 1} is at or above max_model_len {self._config.max_model_len}")
+        if end > len(one.block_table) * size:
+            raise ValueError(f"position {end - 1} lies beyond a block table of {len(one.block_table)} blocks")
+        if one.start and self._positions[self._slot(one, one.start - 1)] != one.start - 1:
+            raise ValueError(f"KV at position {one.start - 1} was never written for this text")
+        for position, token_id in enumerate(one.token_ids, one.start):
+            if not 0 <= token_id < self._config.vocab_size:
+                raise ValueError(f"token id {token_id} is outside 0 … {self._config.vocab_size - 1}")
+            slot = self._slot(one, position)
+            self._tokens[slot] = token_id
+            self._positions[slot] = position
+
+    def _slot(self, one: ForwardSlice, position: int) -> int:
+        size = self._config.block_size
+        return one.block_table[position // size] * size + position % size
+
+
+def _kv_tokens(slices: Sequence[ForwardSlice]) -> int:
+    """Positions whose KV a step reads. Slices on the same first block are branches of one text, and a
+    kernel for trees reads what they share once: their longest context, and the own rows of each."""
+    longest: dict[int, int] = {}
+    for one in slices:
+        longest[one.block_table[0]] = max(longest.get(one.block_table[0], 0), one.start)
+    return sum(longest.values()) + sum(len(one.token_ids) for one in slices)
