@@ -170,6 +170,8 @@ class SpeculationTotals:
     prefix_cache_hit_tokens: int = 0
     finished_sequences: int = 0
     failed_sequences: int = 0
+    cached_lookups: int = 0
+    cached_hits: int = 0
     step_seconds: tuple[tuple[str, float], ...] = ()
     """(phase, seconds) pairs sorted by phase, summed over all steps."""
 

@@ -93,7 +93,7 @@ class Hello:
     max_num_draft_tokens: int
     max_model_len: int
     max_num_seqs: int
-    capabilities: frozenset[Capability] = frozenset({Capability.SEQUENTIAL, Capability.SPARSE_LAWS})
+    capabilities: frozenset[Capability] = frozenset({Capability.SEQUENTIAL, Capability.CACHED, Capability.SPARSE_LAWS})
     auth_token: str = ""
 
 

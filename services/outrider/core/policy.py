@@ -14,6 +14,11 @@ class GateSettings:
 
     preference: SpeculationPreference = SpeculationPreference.AUTO
     """OFF: never; ON: whenever possible, past the policy rules below; AUTO: by those rules."""
+    mode: SpeculationMode | None = SpeculationMode.SEQUENTIAL
+    """How blocks are obtained: on request (SEQUENTIAL), drafted ahead for likely outcomes (CACHED),
+    or as the gate's own estimates say, plain decoding included (None)."""
+    max_branches: int = 24
+    """Cached mode: most outcomes per sequence that the draft prepares for."""
     max_num_draft_tokens: int = 5
     """Most draft tokens per round, K."""
     batch_size_threshold: int | None = 32
@@ -28,6 +33,10 @@ class GateSettings:
     """While low acceptance keeps a sequence off, every so many rounds one round speculates."""
 
     def __post_init__(self) -> None:
+        if self.mode is SpeculationMode.OFF:
+            raise ConfigError("mode: OFF is no way to obtain blocks; set preference to off instead")
+        if self.max_branches < 1:
+            raise ConfigError(f"max_branches: {self.max_branches} is below 1")
         if self.max_num_draft_tokens < 0:
             raise ConfigError(f"max_num_draft_tokens: {self.max_num_draft_tokens} is below 0")
         if self.batch_size_threshold is not None and self.batch_size_threshold < 0:

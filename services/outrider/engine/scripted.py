@@ -5,14 +5,16 @@ through the block table. A hole, a stale slot, a wrong position or a block freed
 the text or raises: KV mistakes cannot hide.
 
 Let s = sum of (i + 1) * token_i over the prefix (i counted from 0). The favourite next token is
-f = (s + seed) mod vocab_size, and the logit of token t is -slope * ((t - f) mod vocab_size).
+f = 1 + (s + seed) mod (vocab_size - 1), and token t has logit -slope * ((t - f) mod vocab_size):
+the ranks behind f are f + 1, f + 2 and so on.
 
-Worked example: vocab_size 16, seed 3, prefix [5, 7] gives s = 1*5 + 2*7 = 19 and f = 22 mod 16 = 6:
-greedy goes 5 7 6; then s = 19 + 3*6 = 37, f = 40 mod 16 = 8, and so on. At slope 0.5 the law is
-0.39, 0.24, 0.14 … for the tokens f, f + 1, f + 2 …
+Worked example: vocab_size 16, seed 3, prefix [5, 7] gives s = 1*5 + 2*7 = 19 and f = 1 + 22 mod 15
+= 8: greedy goes 5 7 8; then s = 19 + 3*8 = 43, f = 1 + 46 mod 15 = 2, and so on. At slope 0.5 the
+law is 0.39, 0.24, 0.14 … for the tokens f, f + 1, f + 2 …
 
-A draft made with `agreement` below 1 prefers f + 1 at a fixed share of the prefixes (those with
-s * 2654435761 mod 2^32 at or above agreement * 2^32), so its acceptance is known beforehand.
+A draft made with `agreement` below 1 takes f + 1 for the favourite and f for the second at a fixed
+share of the prefixes (those with s * 2654435761 mod 2^32 at or above agreement * 2^32), so its
+acceptance is known beforehand.
 """
 
 from collections.abc import Sequence
@@ -92,8 +94,14 @@ class ScriptedEngine:
         return self._favourite(int(np.sum(tokens * np.arange(1, len(tokens) + 1))))
 
     def _favourite(self, s: int) -> int:
-        agrees = (s * 2654435761) % 2**32 < self._config.agreement * 2**32
-        return (s + self._config.seed + (0 if agrees else 1)) % self._config.vocab_size
+        first = self._first(s)
+        return first if self._agrees(s) else (first + 1) % self._config.vocab_size
+
+    def _first(self, s: int) -> int:
+        return 1 + (s + self._config.seed) % (self._config.vocab_size - 1)
+
+    def _agrees(self, s: int) -> bool:
+        return (s * 2654435761) % 2**32 < self._config.agreement * 2**32
 
     def _slots(self, one: ForwardSlice, start: int, end: int) -> np.ndarray:
         positions = np.arange(start, end)
@@ -124,8 +132,12 @@ class ScriptedEngine:
             hole = int(np.argmax(self._positions[slots] != np.arange(end)))
             raise ValueError(f"KV at position {hole} was never written for this text")
         sums = np.cumsum(self._tokens[slots] * np.arange(1, end + 1))
-        ids = np.arange(self._config.vocab_size)
-        return [
-            -self._config.slope * ((ids - self._favourite(int(s))) % self._config.vocab_size).astype(np.float64)
-            for s in sums[end - one.num_logits : end]
-        ]
+        return [self._row(int(s)) for s in sums[end - one.num_logits : end]]
+
+    def _row(self, s: int) -> np.ndarray:
+        first = self._first(s)
+        distance = (np.arange(self._config.vocab_size) - first) % self._config.vocab_size
+        if not self._agrees(s):
+            second = (first + 1) % self._config.vocab_size
+            distance[[first, second]] = distance[[second, first]]
+        return -self._config.slope * distance.astype(np.float64)

@@ -17,7 +17,7 @@ from outrider.core.errors import ConfigError, InvalidRequest
 from outrider.core.policy import GateSettings
 from outrider.core.request import SequenceRequest, StopConditions
 from outrider.core.sequence import Finish
-from outrider.rpc.enums import FINISH_REASONS, PREFERENCES, SEQUENCE_ERROR_CODES, protocol_error
+from outrider.rpc.enums import FINISH_REASONS, MODES, PREFERENCES, SEQUENCE_ERROR_CODES, protocol_error
 from outrider.rpc.report_conversion import (
     logprobs_from_proto,
     logprobs_to_proto,
@@ -35,6 +35,7 @@ from outrider.rpc.sampling_conversion import (
     sampling_to_proto,
 )
 from outrider.v1 import dispatch_pb2 as pb
+from outrider.v1.generation_pb2 import SPECULATION_MODE_UNSPECIFIED
 
 __all__ = [
     "DISPATCH_PROTOCOL_VERSION",
@@ -197,6 +198,8 @@ def _gate_to_proto(settings: GateSettings) -> pb.GateSettings:
         min_acceptance_rate=settings.min_acceptance_rate,
         max_temperature=settings.max_temperature,
         probe_interval_rounds=settings.probe_interval_rounds,
+        mode=SPECULATION_MODE_UNSPECIFIED if settings.mode is None else MODES.to_proto(settings.mode),
+        max_branches=settings.max_branches,
     )
 
 
@@ -210,6 +213,8 @@ def _gate_from_proto(message: pb.GateSettings) -> GateSettings:
             min_acceptance_rate=message.min_acceptance_rate,
             max_temperature=message.max_temperature if message.HasField("max_temperature") else None,
             probe_interval_rounds=message.probe_interval_rounds,
+            mode=MODES.from_proto(message.mode, "gate_settings.mode") if message.mode else None,
+            max_branches=message.max_branches,
         )
     except ConfigError as error:
         raise protocol_error("gate_settings", str(error)) from error

@@ -204,6 +204,8 @@ def _totals_to_proto(totals: SpeculationTotals) -> pb.SpeculationTotals:
         prefix_cache_hit_tokens=totals.prefix_cache_hit_tokens,
         finished_sequences=totals.finished_sequences,
         failed_sequences=totals.failed_sequences,
+        cached_lookups=totals.cached_lookups,
+        cached_hits=totals.cached_hits,
         step_seconds=dict(totals.step_seconds),
     )
 
@@ -230,5 +232,7 @@ def _totals_from_proto(message: pb.SpeculationTotals) -> SpeculationTotals:
         prefix_cache_hit_tokens=message.prefix_cache_hit_tokens,
         finished_sequences=message.finished_sequences,
         failed_sequences=message.failed_sequences,
+        cached_lookups=message.cached_lookups,
+        cached_hits=message.cached_hits,
         step_seconds=tuple(sorted(message.step_seconds.items())),
     )

@@ -7,7 +7,7 @@ from outrider.core.dispatch import SpeculationTotals
 from outrider.target.proposers import ProposerCounters
 from outrider.target.running import Round
 from outrider.target.scheduler import Scheduler, StepBatch
-from outrider.target.step_times import StepTimes
+from outrider.target.step_times import StepTimer, StepTimes, VerifyTimes
 
 __all__ = ["EngineCounters"]
 
@@ -20,6 +20,7 @@ class EngineCounters:
 
     proposers: ProposerCounters = field(default_factory=ProposerCounters)
     step_times: StepTimes = field(default_factory=StepTimes)
+    verify_times: VerifyTimes = field(default_factory=VerifyTimes)
     steps: int = 0
     speculative_steps: int = 0
     rounds: int = 0
@@ -45,8 +46,8 @@ class EngineCounters:
         speculative = self.verified_per_position[0] if self.verified_per_position else 0
         return 1 + self.accepted / speculative if speculative else None
 
-    def count_step(self, batch: StepBatch, rounds: Sequence[Round], *, seconds: float) -> None:
-        """Count a finished step that took `seconds` from admission to emission."""
+    def count_step(self, batch: StepBatch, rounds: Sequence[Round], phases: StepTimer) -> None:
+        """Count a finished step and the time that it took."""
         blocks = [row.proposal for row in batch.rows if row.proposal is not None]
         verified = sum(len(block) for block in blocks)
         accepted = 0
@@ -60,14 +61,15 @@ class EngineCounters:
         self.rounds += len(rounds)
         self.verified += verified
         self.accepted += accepted
-        self.forward_rows += batch.forward.num_rows
+        self.forward_rows += batch.num_rows
         self.mean_num_draft_tokens = verified / len(blocks) if blocks else 0.0
         if verified:
             rate, old = accepted / verified, self.recent_acceptance
             self.recent_acceptance = rate if old is None else old + _RECENT * (rate - old)
         # Mixed steps say nothing about either kind.
         if batch.decodes_only and len(blocks) in (0, len(batch.rows)):
-            self.step_times.observe(batch_size=len(batch.rows), speculative=verified > 0, seconds=seconds)
+            self.step_times.observe(batch_size=len(batch.rows), speculative=verified > 0, seconds=phases.total_s)
+            self.verify_times.observe(batch.num_rows, phases.seconds("forward") + phases.seconds("verify"))
 
     def count_end(self, *, failed: bool) -> None:
         """Count a sequence that left the engine."""
@@ -97,6 +99,8 @@ class EngineCounters:
             prefix_cache_hit_tokens=scheduler.prefix_cache.hit_tokens,
             finished_sequences=self.finished,
             failed_sequences=self.failed,
+            cached_lookups=self.proposers.lookups,
+            cached_hits=self.proposers.hits,
             step_seconds=tuple(sorted(self.seconds.items())),
         )
 

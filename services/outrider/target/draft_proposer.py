@@ -9,16 +9,19 @@ from collections.abc import Iterable, Sequence
 from outrider.core.dispatch import DraftLinkStatus
 from outrider.core.link import (
     Busy,
+    Capability,
     CloseSequence,
     DraftProposal,
     Drain,
     Evicted,
+    Launch,
     LinkDown,
     LinkEvent,
     LinkUp,
     NeedResync,
     OpenAck,
     OpenNack,
+    OutcomeTable,
     RefusalReason,
     TargetEvent,
     VerdictRow,
@@ -26,11 +29,12 @@ from outrider.core.link import (
 )
 from outrider.core.ports import Clock, DraftTransport
 from outrider.core.proposal import Proposal
-from outrider.core.speculation import SpeculationReason
+from outrider.core.speculation import SpeculationMode, SpeculationReason
 from outrider.target.draft_wait import DraftWait
 from outrider.target.held_sequence import HeldSequence, Phase, check_proposal
 from outrider.target.proposers import ProposerCounters
 from outrider.target.running import Round, RunningSequence
+from outrider.target.scheduler import StepBatch
 
 __all__ = ["DraftProposer"]
 
@@ -98,6 +102,16 @@ class DraftProposer:
         """Open sequences on the draft, so that it prefills while the target does."""
         self._send(self._openings(admitted))
 
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether the draft can push blocks for outcomes."""
+        return self._link is not None and Capability.CACHED in self._link.hello.capabilities
+
+    def has_block(self, running: RunningSequence) -> bool:
+        """Whether the block for the present text is here already."""
+        held = self._held.get(running.handle)
+        return held is not None and held.has_block
+
     def collect(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
         """Take what has arrived; wait for what is owed, within the budget."""
         self._apply(self._transport.receive(0.0))
@@ -107,7 +121,30 @@ class DraftProposer:
             owed = [one for one in owed if self._owes(one)]
         if owed:
             self._count_late(owed)
+        for one in wanted:
+            self._count_lookup(one)
         return {one.handle: block for one in wanted if (block := self._usable(one)) is not None}
+
+    def launch(self, batch: StepBatch, expected_s: float) -> None:
+        """A verify step of about `expected_s` starts: tell the draft what is in flight, so that it drafts ahead."""
+        rows = []
+        if self.drafts_ahead and self.problem() is None:
+            for row in batch.rows:
+                held, ahead = self._held.get(row.running.handle), row.running.ahead
+                if held is not None and ahead is not None and row.decides:
+                    rows.append(held.launch(row, ahead))
+        known = tuple(row for row in rows if row is not None)
+        if known:
+            self._send([Launch(step=self._step, rows=known, budget_us=int(expected_s * 1e6))])
+            self._wait.launched()
+
+    def resolve(self, rounds: Sequence[Round]) -> None:
+        """Look the outcomes of a step up in what the draft has pushed meanwhile."""
+        self._apply(self._transport.receive(0.0))
+        for one in rounds:
+            held = self._held.get(one.running.handle)
+            if held is not None and one.commit.finish is None:
+                held.look_up(one.commit)
 
     def inform(self, rounds: Sequence[Round]) -> None:
         """Send the verdicts of one step and the plans for the next, as one message."""
@@ -168,7 +205,8 @@ class DraftProposer:
             rows.append(row)
         if rows:
             events.append(Verdicts(step=self._step, rows=tuple(rows)))
-            self._wait.start_round(self._clock.now())
+            if any(row.plan.mode is SpeculationMode.SEQUENTIAL for row in rows):
+                self._wait.start_round(self._clock.now())
         return events
 
     def _send(self, events: list[TargetEvent]) -> None:
@@ -202,12 +240,14 @@ class DraftProposer:
         elif isinstance(event, Drain):
             self._draining = True
             self._last_problem = f"the draft drains: {event.reason}"
-        elif isinstance(event, DraftProposal | OpenAck | OpenNack | NeedResync | Evicted):
+        elif isinstance(event, DraftProposal | OutcomeTable | OpenAck | OpenNack | NeedResync | Evicted):
             held = self._held.get(event.handle)
             if held is None:
                 return  # of a sequence that has ended meanwhile
             if isinstance(event, DraftProposal):
                 self._take_block(held, event.proposal)
+            elif isinstance(event, OutcomeTable):
+                self._take_table(held, event)
             elif isinstance(event, OpenAck):
                 self._counters.invalid += not held.acknowledge(event.have_len)
             elif isinstance(event, NeedResync):
@@ -222,6 +262,34 @@ class DraftProposer:
                 self._wait.answered(self._clock.now())
         else:
             self._counters.invalid += 1
+
+    def _take_table(self, held: HeldSequence, table: OutcomeTable) -> None:
+        """Keep the sound entries of a table for the step in flight; late ones still serve the next step."""
+        if not held.book.matches(table.base_len, table.parent_block_id):
+            self._counters.stale += 1
+            return
+        sound = []
+        for entry in table.entries:
+            at_outcome = entry.proposal.base_len == table.base_len + entry.num_accepted + 1
+            if at_outcome and check_proposal(entry.proposal, held.sequence, vocab_size=self._vocab_size):
+                sound.append(entry)
+        self._counters.invalid += len(table.entries) - len(sound)
+        held.book.add(sound)
+
+    def _count_lookup(self, running: RunningSequence) -> None:
+        """Count whether a look-up hit, once it matters: when its block is about to be used or missed."""
+        held = self._held.get(running.handle)
+        if held is None or not held.book.lookup_pending:
+            return
+        if not held.has_block:
+            held.take_outcome()
+        held.book.lookup_pending = False
+        hit = held.has_block and held.awaited_len is None
+        stats = running.sequence.stats
+        stats.cached_lookups += 1
+        stats.cached_hits += hit
+        self._counters.lookups += 1
+        self._counters.hits += hit
 
     def _start_link(self, event: LinkUp) -> None:
         self._link = event

@@ -6,6 +6,7 @@ _SMOOTHING = 0.2
 _MARGIN = 3.0  # a round trip may take this many times its mean before it counts as late
 _FLOOR_S = 0.002  # a mean near zero must not make one slow hop look like a loss
 _MAX_REST_ROUNDS = 64
+_MAX_UNHEARD_LAUNCHES = 16
 
 
 class DraftWait:
@@ -22,6 +23,7 @@ class DraftWait:
         self._answered = False
         self._late_in_a_row = 0
         self._rest_rounds = 0
+        self._unheard_launches = 0
         self.suspect = False
         """The draft owes an answer and is silent: nothing is sent to it and nothing waited for."""
 
@@ -52,6 +54,12 @@ class DraftWait:
         budget = min(self._limit_s, expected)
         return self._started_at + budget - now
 
+    def launched(self) -> None:
+        """The draft was told of a step. Nothing is waited for, so only silence over many tells of its loss."""
+        self._unheard_launches += 1
+        if self._unheard_launches > _MAX_UNHEARD_LAUNCHES:
+            self.suspect = True
+
     def answered(self, now: float) -> None:
         """A block of the round has arrived."""
         if self._started_at is None or self._answered:
@@ -63,6 +71,7 @@ class DraftWait:
 
     def heard(self, now: float) -> None:
         """The draft has said something: it lives."""
+        self._unheard_launches = 0
         if self.suspect:
             self.suspect = False
             # What it says late still tells how long it takes.
@@ -82,4 +91,5 @@ class DraftWait:
         self._started_at = None
         self._late_in_a_row = 0
         self._rest_rounds = 0
+        self._unheard_launches = 0
         self._mean_s = None

@@ -4,20 +4,36 @@ Policy comes from the router as `GateSettings` and may change at any step. Every
 `RoundPlan` with a reason, so that metrics, logs and clients can say why speculation is off.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from outrider.core.policy import GateSettings, RoundPlan
 from outrider.core.speculation import SpeculationMode, SpeculationPreference, SpeculationReason
 from outrider.target.running import Round, RunningSequence
 
-__all__ = ["Availability", "SpeculationGate"]
-
-Availability = Callable[[RunningSequence], SpeculationReason | None]
-"""Why no proposer can serve a sequence now; None when one can."""
+__all__ = ["ProposerView", "SpeculationGate"]
 
 _SMOOTHING = 0.2
 _PROBE_SMOOTHING = 0.5  # a probe is rare, so it has to count for more
 _ROUNDS_BEFORE_JUDGING = 4
+_MAX_DRAFT_ROWS = 256  # branches times sequences: beyond it a draft step is no longer cheap
+
+
+class ProposerView(Protocol):
+    """What the gate asks of the proposers."""
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether blocks can be pushed for outcomes of a step that still runs."""
+        ...
+
+    def availability(self, running: RunningSequence) -> SpeculationReason | None:
+        """Why no proposer can serve a sequence now; None when one can."""
+        ...
+
+    def has_block(self, running: RunningSequence) -> bool:
+        """Whether the block for the present text is here already."""
+        ...
 
 
 class SpeculationGate:
@@ -79,12 +95,32 @@ class SpeculationGate:
             return SpeculationReason.LOW_ACCEPTANCE
         return None
 
-    def plan(self, sequences: Iterable[RunningSequence], availability: Availability) -> None:
-        """Set `plan` of each sequence for its next round."""
+    def plan(self, sequences: Sequence[RunningSequence], proposers: ProposerView) -> None:
+        """Set what the next round of each sequence does, and what is drafted ahead during it."""
+        ahead = self._settings.mode is SpeculationMode.CACHED and proposers.drafts_ahead
+        branches = max(1, min(self._settings.max_branches, _MAX_DRAFT_ROWS // max(1, len(sequences))))
         for running in sequences:
-            running.plan = self._plan_one(running, availability)
-            if running.plan.num_draft_tokens == 0:
+            reason = self._reason(running, proposers)
+            if reason is not None:
+                running.plan, running.ahead = self.off(reason), None
                 running.rounds_since_probe += 1
+                continue
+            # A block in hand costs nothing. Waiting for one delays every row of the batch, and pays
+            # when there is only this one.
+            waits = not ahead or (len(sequences) == 1 and not proposers.has_block(running))
+            mode = SpeculationMode.SEQUENTIAL if waits else SpeculationMode.CACHED
+            k = self._num_draft_tokens(running)
+            running.plan = RoundPlan(mode=mode, num_draft_tokens=k, reason=SpeculationReason.ON)
+            running.ahead = (
+                RoundPlan(
+                    mode=SpeculationMode.CACHED,
+                    num_draft_tokens=k,
+                    reason=SpeculationReason.ON,
+                    branch_budget=branches,
+                )
+                if ahead
+                else None
+            )
 
     def off(self, reason: SpeculationReason) -> RoundPlan:
         """A plain round."""
@@ -100,19 +136,24 @@ class SpeculationGate:
             return SpeculationReason.BATCH_TOO_LARGE
         return SpeculationReason.ON
 
-    def _plan_one(self, running: RunningSequence, availability: Availability) -> RoundPlan:
-        reason = self.policy(running) or availability(running)
-        remaining = running.sequence.remaining_tokens
-        if reason is None and remaining <= 1:
+    def engine_mode(self, reason: SpeculationReason, proposers: ProposerView) -> SpeculationMode:
+        """The mode that goes with `engine_reason`."""
+        if reason is not SpeculationReason.ON:
+            return SpeculationMode.OFF
+        ahead = self._settings.mode is SpeculationMode.CACHED and proposers.drafts_ahead
+        return SpeculationMode.CACHED if ahead else SpeculationMode.SEQUENTIAL
+
+    def _reason(self, running: RunningSequence, proposers: ProposerView) -> SpeculationReason | None:
+        reason = self.policy(running) or proposers.availability(running)
+        if reason is None and running.sequence.remaining_tokens <= 1:
             # The verify step itself yields one token: a draft token could never be committed.
-            reason = SpeculationReason.LAST_TOKEN
-        if reason is not None:
-            return self.off(reason)
+            return SpeculationReason.LAST_TOKEN
+        return reason
+
+    def _num_draft_tokens(self, running: RunningSequence) -> int:
         wanted = running.sequence.request.speculation.max_tokens
-        k = min(self._settings.max_num_draft_tokens, self._limit, remaining - 1)
-        if wanted is not None:
-            k = min(k, wanted)
-        return RoundPlan(mode=SpeculationMode.SEQUENTIAL, num_draft_tokens=k, reason=SpeculationReason.ON)
+        k = min(self._settings.max_num_draft_tokens, self._limit, running.sequence.remaining_tokens - 1)
+        return k if wanted is None else min(k, wanted)
 
     def _acceptance_too_low(self, running: RunningSequence) -> bool:
         rate = running.recent_acceptance

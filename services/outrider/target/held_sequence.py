@@ -2,12 +2,15 @@
 
 from enum import Enum
 
-from outrider.core.link import OpenSequence, RefusalReason, Resync, VerdictRow
+from outrider.core.link import LaunchRow, OpenSequence, RefusalReason, Resync, VerdictRow
+from outrider.core.policy import RoundPlan
 from outrider.core.prefix_hash import PrefixHash
 from outrider.core.proposal import Proposal
-from outrider.core.sequence import Sequence
-from outrider.core.speculation import ProposalSource, SpeculationReason, VerificationRule
+from outrider.core.sequence import Commit, Sequence
+from outrider.core.speculation import ProposalSource, SpeculationMode, SpeculationReason, VerificationRule
+from outrider.target.outcome_book import OutcomeBook
 from outrider.target.running import Round
+from outrider.target.scheduler import ScheduledRow
 
 __all__ = ["HeldSequence", "Phase", "check_proposal"]
 
@@ -34,7 +37,9 @@ class HeldSequence:
         self.block: Proposal | None = None
         """The newest block that has arrived; may lie behind the text."""
         self.awaited_len: int | None = None
-        """Committed length that the draft was asked to continue."""
+        """Committed length that the draft was asked to continue and to answer for."""
+        self.book = OutcomeBook()
+        """Blocks pushed ahead for the outcomes of the step in flight."""
         self._sent_len = 0
         """Length of the text at the draft once it has applied everything that was sent."""
         self._hash = PrefixHash()
@@ -123,11 +128,14 @@ class HeldSequence:
                 resync = [Resync(handle=sequence.handle, first_position=self._sent_len, token_ids=missing)]
         else:
             num_accepted = len(commit.token_ids) - 1
-            if judged is not None and self._is_whole(judged):
+            # The block may have been replaced by the next one already, but what was launched is known.
+            if judged is not None and (self._is_whole(judged) or self.book.launched(judged.base_len, judged.block_id)):
                 block_id = judged.block_id
             else:
                 accepted_ids = commit.token_ids[:-1]
-        self._sent_len = self.awaited_len = len(text)
+        self._sent_len = len(text)
+        # Under a cached plan the next block is here already, or nobody waits for it.
+        self.awaited_len = len(text) if finished.running.plan.mode is SpeculationMode.SEQUENTIAL else None
         row = VerdictRow(
             handle=sequence.handle,
             base_len=base_len,
@@ -139,6 +147,41 @@ class HeldSequence:
             plan=finished.running.plan,
         )
         return resync, row
+
+    def launch(self, row: ScheduledRow, ahead: RoundPlan) -> LaunchRow | None:
+        """What a starting step has in flight for this sequence; None when the draft cannot follow it."""
+        if self.phase is not Phase.READY or self._sent_len != self.sequence.committed_len:
+            return None
+        block = row.proposal
+        own = block is not None and self._is_whole(block)
+        launched = LaunchRow(
+            handle=self.sequence.handle,
+            base_len=self.sequence.committed_len,
+            block_id=block.block_id if block is not None and own else 0,
+            num_used=len(block) if block is not None else 0,
+            source=block.source if block is not None else None,
+            token_ids=block.token_ids if block is not None and not own else (),
+            ahead=ahead,
+        )
+        self.book.launch(launched)
+        return launched
+
+    def look_up(self, commit: Commit) -> None:
+        """The step is over: take the block of its outcome, if it was drafted ahead."""
+        self.book.settle(commit.base_len, len(commit.token_ids) - 1, commit.token_ids[-1])
+        self.take_outcome()
+
+    def take_outcome(self) -> bool:
+        """Take the block of the last outcome if it has arrived by now; True when there was one."""
+        block = self.book.take()
+        if block is not None:
+            self.offer(block)
+        return block is not None
+
+    @property
+    def has_block(self) -> bool:
+        """Whether the block for the present text is here."""
+        return self.block is not None and self.block.base_len == self.sequence.committed_len
 
     def _is_whole(self, judged: Proposal) -> bool:
         """Whether a judged block is the draft's own from its first token on, not the tail of a late one."""

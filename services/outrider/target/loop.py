@@ -13,7 +13,6 @@ from outrider.core.dispatch import (
 )
 from outrider.core.ports import Clock
 from outrider.core.proposal import Proposal
-from outrider.core.speculation import SpeculationMode, SpeculationReason
 from outrider.target.counters import EngineCounters
 from outrider.target.gate import SpeculationGate
 from outrider.target.proposers import ProposerSet
@@ -66,18 +65,20 @@ class EngineLoop:
         proposals = self._propose()
         phase.ends("wait")
         batch = self.scheduler.schedule(proposals)
+        self.proposers.launch(batch, self.counters.verify_times.predict(batch.num_rows))
         phase.ends("plan")
         logits = self._verifier.forward(batch)
         phase.ends("forward")
         verdicts = self._verifier.verify(batch, logits)
         phase.ends("verify")
         rounds = self.scheduler.commit(batch, verdicts, self._clock.now())
+        self.proposers.resolve(rounds)
         self._plan(rounds)
         self.proposers.inform(rounds)
         phase.ends("commit")
         self._emit_rounds(rounds)
         phase.ends("emit")
-        self.counters.count_step(batch, rounds, seconds=phase.total_s)
+        self.counters.count_step(batch, rounds, phase)
 
     def end(self, running: RunningSequence, *, failure: SequenceFailure | None = None) -> None:
         """Take a sequence out before it has finished by itself, and tell its router."""
@@ -99,7 +100,7 @@ class EngineLoop:
         for running in decoding:
             if running.plan.num_draft_tokens and (reason := self.gate.policy(running)) is not None:
                 # The load or the settings have changed since the round was planned.
-                running.plan = self.gate.off(reason)
+                running.plan, running.ahead = self.gate.off(reason), None
             if not running.plan.num_draft_tokens:
                 running.note(running.plan.reason)
         proposals = self.proposers.collect([one for one in decoding if one.plan.num_draft_tokens > 0])
@@ -110,7 +111,7 @@ class EngineLoop:
         self.gate.observe_rounds(rounds)
         self.gate.observe_load(len(self.scheduler.running))
         going = [one.running for one in rounds if one.commit.finish is None]
-        self.gate.plan(going, self.proposers.availability)
+        self.gate.plan(going, self.proposers)
 
     def _emit_rounds(self, rounds: Sequence[Round]) -> None:
         now = self._clock.now()
@@ -156,7 +157,7 @@ class EngineLoop:
             running=running,
             waiting=self.scheduler.num_waiting,
             kv_usage=self.scheduler.kv_usage,
-            mode=SpeculationMode.SEQUENTIAL if reason is SpeculationReason.ON else SpeculationMode.OFF,
+            mode=self.gate.engine_mode(reason, self.proposers),
             reason=reason,
             mean_num_draft_tokens=counters.mean_num_draft_tokens,
             acceptance_rate=counters.recent_acceptance,

@@ -7,6 +7,7 @@ from outrider.core.proposal import Proposal
 from outrider.core.speculation import ProposalSource, SpeculationReason
 from outrider.decoding.ngram import NgramIndex
 from outrider.target.running import Round, RunningSequence
+from outrider.target.scheduler import StepBatch
 
 __all__ = ["NgramProposer"]
 
@@ -29,6 +30,21 @@ class NgramProposer:
     def availability(self, running: RunningSequence) -> SpeculationReason | None:
         """It always can."""
         return None
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """There is nothing to do ahead: a look-up takes no time."""
+        return False
+
+    def has_block(self, running: RunningSequence) -> bool:
+        """It makes its block when asked."""
+        return False
+
+    def launch(self, batch: StepBatch, expected_s: float) -> None:
+        """Nothing to do."""
+
+    def resolve(self, rounds: Sequence[Round]) -> None:
+        """Nothing to do."""
 
     def prepare(self, admitted: Iterable[RunningSequence]) -> None:
         """Nothing to do."""

@@ -13,6 +13,7 @@ from outrider.core.dispatch import DraftLinkStatus
 from outrider.core.proposal import Proposal
 from outrider.core.speculation import SpeculationReason
 from outrider.target.running import Round, RunningSequence
+from outrider.target.scheduler import StepBatch
 
 __all__ = ["Proposer", "ProposerCounters", "ProposerSet"]
 
@@ -26,6 +27,10 @@ class ProposerCounters:
     late: int = 0
     stale: int = 0
     invalid: int = 0
+    lookups: int = 0
+    """Outcomes that were looked up in a table."""
+    hits: int = 0
+    """Look-ups that found their block: no round trip at all."""
 
 
 class Proposer(Protocol):
@@ -37,6 +42,23 @@ class Proposer(Protocol):
 
     def availability(self, running: RunningSequence) -> SpeculationReason | None:
         """Why it cannot serve this sequence now; None when it can."""
+        ...
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether it can push blocks for outcomes of a step that still runs."""
+        ...
+
+    def has_block(self, running: RunningSequence) -> bool:
+        """Whether the block for the present text is here, so that collecting it costs no waiting."""
+        ...
+
+    def launch(self, batch: StepBatch, expected_s: float) -> None:
+        """A step of about this many seconds starts."""
+        ...
+
+    def resolve(self, rounds: Sequence[Round]) -> None:
+        """These rounds are over: find out whether the blocks that follow are here."""
         ...
 
     def prepare(self, admitted: Iterable[RunningSequence]) -> None:
@@ -85,6 +107,25 @@ class ProposerSet:
     def availability(self, running: RunningSequence) -> SpeculationReason | None:
         """None when any proposer can serve this sequence."""
         return self._first_reason([one.availability(running) for one in self._proposers])
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether any proposer can."""
+        return any(one.drafts_ahead for one in self._proposers)
+
+    def has_block(self, running: RunningSequence) -> bool:
+        """Whether any proposer has it."""
+        return any(one.has_block(running) for one in self._proposers)
+
+    def launch(self, batch: StepBatch, expected_s: float) -> None:
+        """Tell every proposer."""
+        for one in self._proposers:
+            one.launch(batch, expected_s)
+
+    def resolve(self, rounds: Sequence[Round]) -> None:
+        """Tell every proposer."""
+        for one in self._proposers:
+            one.resolve(rounds)
 
     def prepare(self, admitted: Iterable[RunningSequence]) -> None:
         """Tell every proposer."""

@@ -33,6 +33,8 @@ class RunningSequence:
             mode=SpeculationMode.OFF, num_draft_tokens=0, reason=SpeculationReason.DRAFT_NOT_READY
         )
     )
+    ahead: RoundPlan | None = None
+    """What the draft shall prepare while the coming step runs; None: nothing."""
     admitted_at: float | None = None
     prefilled_at: float | None = None
     first_token_at: float | None = None
@@ -41,6 +43,7 @@ class RunningSequence:
     recent_acceptance: float | None = None
     """Exponential mean of accepted / verified over speculative rounds; None before the first."""
     estimated_speedup: float | None = None
+    last_mode: SpeculationMode = SpeculationMode.OFF
     last_reason: SpeculationReason = SpeculationReason.DRAFT_NOT_READY
     """Why the latest round did or did not speculate; the very last token of a text does not count."""
 
@@ -53,6 +56,7 @@ class RunningSequence:
         """Remember why the coming round does or does not speculate."""
         if reason is not SpeculationReason.LAST_TOKEN:
             self.last_reason = reason
+            self.last_mode = self.plan.mode if reason is SpeculationReason.ON else SpeculationMode.OFF
 
     def end(self, now: float, *, failure: SequenceFailure | None = None) -> SequenceEnd:
         """The last event of this sequence."""
@@ -63,7 +67,7 @@ class RunningSequence:
             cached_prompt_tokens=self.cached_prompt_tokens,
             timings=self._timings(now),
             speculation=SpeculationOutcome(
-                mode=SpeculationMode.SEQUENTIAL if self.last_reason is SpeculationReason.ON else SpeculationMode.OFF,
+                mode=self.last_mode,
                 reason=self.last_reason,
                 stats=self.sequence.stats,
                 estimated_speedup=self.estimated_speedup,

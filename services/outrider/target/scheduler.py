@@ -41,6 +41,11 @@ class StepBatch:
         return [row for row in self.rows if row.decides]
 
     @property
+    def num_rows(self) -> int:
+        """Token rows of the forward."""
+        return sum(len(row.forward.token_ids) for row in self.rows)
+
+    @property
     def forward(self) -> ForwardBatch:
         """The ragged forward of this step."""
         return ForwardBatch(slices=tuple(row.forward for row in self.rows))

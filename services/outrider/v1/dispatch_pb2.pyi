@@ -313,6 +313,8 @@ class GateSettings(_message.Message):
     MIN_ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
     MAX_TEMPERATURE_FIELD_NUMBER: _builtins.int
     PROBE_INTERVAL_ROUNDS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    MAX_BRANCHES_FIELD_NUMBER: _builtins.int
     preference: _generation_pb2.SpeculationPreference.ValueType
     """AUTO, OFF (operator) or ON (ignore the policy rules below)."""
     max_num_draft_tokens: _builtins.int
@@ -327,6 +329,10 @@ class GateSettings(_message.Message):
     """Off for requests above this temperature; unset: no limit."""
     probe_interval_rounds: _builtins.int
     """Rounds between probes while acceptance keeps it off."""
+    mode: _generation_pb2.SpeculationMode.ValueType
+    """SEQUENTIAL, CACHED, or unspecified: the gate chooses by its estimates."""
+    max_branches: _builtins.int
+    """Cached mode: most outcomes per sequence that the draft prepares for."""
     def __init__(
         self,
         *,
@@ -337,10 +343,12 @@ class GateSettings(_message.Message):
         min_acceptance_rate: _builtins.float = ...,
         max_temperature: _builtins.float | None = ...,
         probe_interval_rounds: _builtins.int = ...,
+        mode: _generation_pb2.SpeculationMode.ValueType = ...,
+        max_branches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size_threshold", b"_batch_size_threshold", "_max_temperature", b"_max_temperature", "batch_size_threshold", b"batch_size_threshold", "max_temperature", b"max_temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size_threshold", b"_batch_size_threshold", "_max_temperature", b"_max_temperature", "batch_size_hysteresis", b"batch_size_hysteresis", "batch_size_threshold", b"batch_size_threshold", "max_num_draft_tokens", b"max_num_draft_tokens", "max_temperature", b"max_temperature", "min_acceptance_rate", b"min_acceptance_rate", "preference", b"preference", "probe_interval_rounds", b"probe_interval_rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size_threshold", b"_batch_size_threshold", "_max_temperature", b"_max_temperature", "batch_size_hysteresis", b"batch_size_hysteresis", "batch_size_threshold", b"batch_size_threshold", "max_branches", b"max_branches", "max_num_draft_tokens", b"max_num_draft_tokens", "max_temperature", b"max_temperature", "min_acceptance_rate", b"min_acceptance_rate", "mode", b"mode", "preference", b"preference", "probe_interval_rounds", b"probe_interval_rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_size_threshold: _TypeAlias = _typing.Literal["batch_size_threshold"]  # noqa: Y015
     _WhichOneofArgType__batch_size_threshold: _TypeAlias = _typing.Literal["_batch_size_threshold", b"_batch_size_threshold"]  # noqa: Y015

@@ -1446,6 +1446,8 @@ class SpeculationTotals(_message.Message):
     PREFIX_CACHE_HIT_TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_SEQUENCES_FIELD_NUMBER: _builtins.int
     FAILED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    CACHED_LOOKUPS_FIELD_NUMBER: _builtins.int
+    CACHED_HITS_FIELD_NUMBER: _builtins.int
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """Engine steps."""
@@ -1483,6 +1485,10 @@ class SpeculationTotals(_message.Message):
     """Sequences that finished or were aborted."""
     failed_sequences: _builtins.int
     """Sequences that ended with an error."""
+    cached_lookups: _builtins.int
+    """Outcome-table look-ups (cached mode)."""
+    cached_hits: _builtins.int
+    """Look-ups that found their block: no round trip at all."""
     @_builtins.property
     def accepted_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted per draft position."""
@@ -1518,11 +1524,13 @@ class SpeculationTotals(_message.Message):
         prefix_cache_hit_tokens: _builtins.int = ...,
         finished_sequences: _builtins.int = ...,
         failed_sequences: _builtins.int = ...,
+        cached_lookups: _builtins.int = ...,
+        cached_hits: _builtins.int = ...,
         step_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_per_position", b"accepted_per_position", "committed", b"committed", "draft_messages_received", b"draft_messages_received", "draft_messages_sent", b"draft_messages_sent", "drafted", b"drafted", "failed_sequences", b"failed_sequences", "finished_sequences", b"finished_sequences", "forward_rows", b"forward_rows", "invalid", b"invalid", "late", b"late", "preemptions", b"preemptions", "prefix_cache_hit_tokens", b"prefix_cache_hit_tokens", "prefix_cache_queried_tokens", b"prefix_cache_queried_tokens", "rounds", b"rounds", "speculative_steps", b"speculative_steps", "stale", b"stale", "step_seconds", b"step_seconds", "steps", b"steps", "verified", b"verified", "verified_per_position", b"verified_per_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_per_position", b"accepted_per_position", "cached_hits", b"cached_hits", "cached_lookups", b"cached_lookups", "committed", b"committed", "draft_messages_received", b"draft_messages_received", "draft_messages_sent", b"draft_messages_sent", "drafted", b"drafted", "failed_sequences", b"failed_sequences", "finished_sequences", b"finished_sequences", "forward_rows", b"forward_rows", "invalid", b"invalid", "late", b"late", "preemptions", b"preemptions", "prefix_cache_hit_tokens", b"prefix_cache_hit_tokens", "prefix_cache_queried_tokens", b"prefix_cache_queried_tokens", "rounds", b"rounds", "speculative_steps", b"speculative_steps", "stale", b"stale", "step_seconds", b"step_seconds", "steps", b"steps", "verified", b"verified", "verified_per_position", b"verified_per_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

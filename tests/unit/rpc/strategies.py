@@ -287,6 +287,8 @@ gate_settings = st.builds(
     min_acceptance_rate=share,
     max_temperature=maybe(st.floats(0, 1e6)),
     probe_interval_rounds=st.integers(1, 2**32 - 1),
+    mode=st.sampled_from((None, SpeculationMode.SEQUENTIAL, SpeculationMode.CACHED)),
+    max_branches=st.integers(1, 2**32 - 1),
 )
 commands: st.SearchStrategy[dispatch.RouterCommand] = st.one_of(
     st.builds(dispatch.SequenceSubmit, stream_key=u64, request=sequence_requests),
@@ -327,6 +329,8 @@ totals = st.builds(
     prefix_cache_hit_tokens=u64,
     finished_sequences=u64,
     failed_sequences=u64,
+    cached_lookups=u64,
+    cached_hits=u64,
     step_seconds=st.dictionaries(st.sampled_from(("commit", "forward", "wait")), st.floats(0, 1e9)).map(
         lambda seconds: tuple(sorted(seconds.items()))
     ),
