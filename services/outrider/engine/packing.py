@@ -30,7 +30,7 @@ def pack_model_int4(model: PreTrainedModel) -> None:
 
     The output head stays in the model's type. Measured on SmolLM2-135M against float32: its
     greedy token agrees at 97 % of the positions so, and at 83 % with a four-bit head, which would
-    save a sixth of a step. Raises `CompatibilityError` when a layer's sizes cannot be packed.
+    save a tenth of a step. Raises `CompatibilityError` when a layer's sizes cannot be packed.
     """
     _pack(model, layers=Int4Linear, head=_full_precision(model))
 

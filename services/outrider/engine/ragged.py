@@ -2,8 +2,8 @@
 
 All rows of all slices lie flattened in one row dimension, "total". Attention cannot: slices differ
 in rows and context. Slices of similar context are therefore padded together into a group, which
-costs one gather and one attention call per layer for a whole batch of decode rows; a long prefill
-chunk makes a group of its own.
+costs one gather and one attention call per layer for a whole batch of decode rows. A prefill chunk
+is cut into tiles of rows first: a tile sees no keys beyond its last row, and masks stay small.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,13 @@ from outrider.engine.base import EngineLimits, ForwardBatch, ForwardSlice
 __all__ = ["AttentionGroup", "RaggedBatch", "RowLayout", "ragged_batch"]
 
 # A group may hold this many times the query-key pairs that its slices need. Padding wastes
-# arithmetic, a group more wastes a call per layer; measured on decode batches, 2 is near the best.
+# arithmetic, a group more wastes a gather and a call per layer.
 _MAX_PADDING = 2.0
 # Groups are limited, so that a mask stays small beside the KV it covers.
 _MAX_GROUP_PAIRS = 1 << 20
+# Rows of a tile. Each tile gathers its context anew, which larger tiles do less often; smaller ones
+# see fewer keys in vain.
+_MAX_TILE_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +93,15 @@ def ragged_batch(batch: ForwardBatch, layout: RowLayout) -> RaggedBatch:
     limits, device = layout.limits, layout.device
     _check(batch, limits)
     starts = _offsets([len(one.token_ids) for one in batch.slices])
-    order = _grouped(batch.slices, limits.block_size)
-    groups = tuple(_group([(batch.slices[i], starts[i]) for i in members], batch.num_rows, layout) for members in order)
+    tiles = [tile for one, at in zip(batch.slices, starts, strict=True) for tile in _tiles(one, at)]
+    members = _grouped(tiles, limits.block_size)
+    groups = tuple(_group(group, batch.num_rows, layout) for group in members)
     return RaggedBatch(
         input_ids=_row([token for one in batch.slices for token in one.token_ids], device).unsqueeze(0),
         position_ids=_row([p for one in batch.slices for p in _positions(one)], device).unsqueeze(0),
         slots=_row([s for one in batch.slices for s in _slots(one, limits.block_size)], device),
         groups=groups,
-        output_rows=_output_rows(batch, order, groups, device),
+        output_rows=_output_rows(members, groups, batch.num_rows, device),
         logit_rows=_row([r for one, at in zip(batch.slices, starts, strict=True) for r in _wanted(one, at)], device),
     )
 
@@ -119,44 +123,65 @@ def _check(batch: ForwardBatch, limits: EngineLimits) -> None:
             raise ValueError(f"slice {index}: token id outside 0..{limits.vocab_size - 1}")
 
 
-def _grouped(slices: Sequence[ForwardSlice], block_size: int) -> list[list[int]]:
-    """Indices of the slices, group by group; neighbours in size go together."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tile:
+    """Consecutive rows of one slice."""
 
-    def shape(index: int) -> tuple[int, int]:
-        one = slices[index]
-        return len(one.token_ids), _padded_context(one, block_size)
+    at: int
+    """Row of the batch where the tile begins."""
+    rows: int
+    start: int
+    """Position of its first row."""
+    block_table: Sequence[int]
 
-    groups: list[list[int]] = []
-    pairs = 0
-    for index in sorted(range(len(slices)), key=shape):
-        rows, context = shape(index)
-        if groups:
-            members = groups[-1]
-            widest = max(context, *(shape(member)[1] for member in members))
-            padded = (len(members) + 1) * rows * widest
-            if padded <= min(_MAX_PADDING * (pairs + rows * context), _MAX_GROUP_PAIRS):
-                members.append(index)
-                pairs += rows * context
-                continue
-        groups.append([index])
-        pairs = rows * context
+    def context(self, block_size: int) -> int:
+        """Keys to gather: up to the tile's last row, in whole blocks."""
+        return -(-(self.start + self.rows) // block_size) * block_size
+
+
+def _tiles(one: ForwardSlice, at: int) -> list[_Tile]:
+    rows = len(one.token_ids)
+    return [
+        _Tile(
+            at=at + first,
+            rows=min(_MAX_TILE_ROWS, rows - first),
+            start=one.start + first,
+            block_table=one.block_table,
+        )
+        for first in range(0, rows, _MAX_TILE_ROWS)
+    ]
+
+
+def _grouped(tiles: Sequence[_Tile], block_size: int) -> list[list[_Tile]]:
+    """The tiles, group by group; neighbours in size go together."""
+    groups: list[list[_Tile]] = []
+    needed = widest = 0
+    for tile in sorted(tiles, key=lambda one: (one.rows, one.context(block_size))):
+        context = tile.context(block_size)
+        pairs = tile.rows * context
+        padded = (len(groups[-1]) + 1) * tile.rows * max(widest, context) if groups else 0
+        if groups and padded <= min(_MAX_PADDING * (needed + pairs), _MAX_GROUP_PAIRS):
+            groups[-1].append(tile)
+            needed, widest = needed + pairs, max(widest, context)
+        else:
+            groups.append([tile])
+            needed, widest = pairs, context
     # Batch order inside a group: equal slices then need no reordering of the queries.
-    return [sorted(members) for members in groups]
+    return [sorted(group, key=lambda one: one.at) for group in groups]
 
 
-def _group(members: list[tuple[ForwardSlice, int]], num_rows: int, layout: RowLayout) -> AttentionGroup:
+def _group(members: list[_Tile], num_rows: int, layout: RowLayout) -> AttentionGroup:
     block_size, device = layout.limits.block_size, layout.device
-    rows = max(len(one.token_ids) for one, _ in members)
-    context = max(_padded_context(one, block_size) for one, _ in members)
+    rows = max(tile.rows for tile in members)
+    context = max(tile.context(block_size) for tile in members)
     query_rows, blocks, positions = [], [], []
-    for one, at in members:
-        padding = rows - len(one.token_ids)
-        # A padded query repeats the slice's first: it sees a key, so its softmax is defined.
-        query_rows += [*range(at, at + len(one.token_ids)), *([at] * padding)]
-        positions += [*_positions(one), *([one.start] * padding)]
-        used = _padded_context(one, block_size) // block_size
-        table = list(one.block_table[:used])
-        blocks += [*table, *([table[0]] * (context // block_size - used))]
+    for tile in members:
+        padding = rows - tile.rows
+        # A padded query repeats the tile's first: it sees a key, so its softmax is defined.
+        query_rows += [*range(tile.at, tile.at + tile.rows), *([tile.at] * padding)]
+        positions += [*range(tile.start, tile.start + tile.rows), *([tile.start] * padding)]
+        used = list(tile.block_table[: tile.context(block_size) // block_size])
+        blocks += [*used, *([used[0]] * (context // block_size - len(used)))]
     last_key = _row(positions, device).view(len(members), 1, rows, 1)
     hidden = torch.arange(context, device=device) > last_key
     mask = torch.zeros(hidden.shape, dtype=layout.dtype, device=device).masked_fill_(hidden, float("-inf"))
@@ -174,20 +199,15 @@ def _group(members: list[tuple[ForwardSlice, int]], num_rows: int, layout: RowLa
 
 
 def _output_rows(
-    batch: ForwardBatch, order: list[list[int]], groups: tuple[AttentionGroup, ...], device: torch.device
+    members: list[list[_Tile]], groups: tuple[AttentionGroup, ...], num_rows: int, device: torch.device
 ) -> Tensor | None:
-    begin = [0] * len(batch.slices)
-    at = 0
-    for members, group in zip(order, groups, strict=True):
-        for index in members:
-            begin[index] = at
-            at += group.rows
-    rows = [begin[i] + r for i, one in enumerate(batch.slices) for r in range(len(one.token_ids))]
-    return None if rows == list(range(at)) else _row(rows, device)
-
-
-def _padded_context(one: ForwardSlice, block_size: int) -> int:
-    return -(-(one.start + len(one.token_ids)) // block_size) * block_size
+    rows = [0] * num_rows
+    begin = 0
+    for tiles, group in zip(members, groups, strict=True):
+        for tile in tiles:
+            rows[tile.at : tile.at + tile.rows] = range(begin, begin + tile.rows)
+            begin += group.rows
+    return None if rows == list(range(begin)) else _row(rows, device)
 
 
 def _positions(one: ForwardSlice) -> range:

@@ -136,6 +136,22 @@ def test_blocks_reused_by_another_sequence_leave_no_trace(engine: TorchEngine, r
     assert_close(logits, reference.logits(second))
 
 
+def test_a_prefill_longer_than_a_tile_beside_others(engine: TorchEngine, reference: Reference) -> None:
+    long, short = random_tokens(200, seed=1), random_tokens(7, seed=2)
+    table = [block for block in range(NUM_BLOCKS) if block % 8 != 1][:50][::-1]
+    run(engine, rows(long, 0, 30, table, num_logits=0))
+
+    logits = run(
+        engine,
+        rows(short, 0, 7, [1, 9], num_logits=2),
+        rows(long, 30, 200, table, num_logits=170),  # tiles of 128 and 42 rows
+        rows(short, 0, 7, [17, 25], num_logits=1),
+    )
+
+    expected = [reference.logits(short)[-2:], reference.logits(long)[30:], reference.logits(short)[-1:]]
+    assert_close(logits, torch.cat(expected))
+
+
 @pytest.mark.parametrize("num_rows", [1, 2, 6, 8])
 def test_many_sequences_in_one_batch(engine: TorchEngine, reference: Reference, num_rows: int) -> None:
     sequences = [random_tokens(n, seed=n) for n in (60, 9, 31, 12)]
