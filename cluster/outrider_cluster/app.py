@@ -87,6 +87,8 @@ def _draft(settings: Settings, draft: DraftSettings) -> Deployment:
 
 def _common(settings: Settings) -> dict[str, Any]:
     return {
+        # Every look-up of the directory would be a line.
+        "logging_config": {"enable_access_log": False},
         "user_config": settings.model_dump(mode="json"),
         "health_check_period_s": settings.ray.health_check_period_s,
         "health_check_timeout_s": settings.ray.health_check_timeout_s,

@@ -5,12 +5,12 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from outrider.rpc.dispatch_server import DispatchServicer
-
 from outrider.core.dispatch import EngineHello
 from outrider.core.errors import EngineUnavailable
 from outrider.core.link import Hello
 from outrider.engine.base import ModelEngine
+from outrider.engine.config import EngineConfig
+from outrider.rpc.dispatch_server import DispatchServicer
 from outrider.rpc.link_client import GrpcDraftTransport
 from outrider.rpc.server import RunningServer, ServerOptions, start_server
 from outrider.target.builder import MonotonicClock, build_host
@@ -31,10 +31,16 @@ _STOP_S = 1.0
 class PrimaryRank:
     """One incarnation of an engine, as its rank 0 process runs it. Used on one event loop."""
 
-    def __init__(self, settings: Settings, identity: EngineIdentity, host: str) -> None:
-        """`host`: address to bind and to publish. Starts nothing."""
+    def __init__(
+        self, settings: Settings, identity: EngineIdentity, host: str, engine_config: EngineConfig | None = None
+    ) -> None:
+        """`host`: address to bind and to publish; `engine_config`: another engine than the settings'.
+
+        Starts nothing.
+        """
         self._settings = settings
         self._environment = Environment.read()
+        self._engine_config = engine_config or target_engine_config(settings, self._environment)
         self._identity = identity
         self._host_address = host
         self._rendezvous: object = None
@@ -129,7 +135,7 @@ class PrimaryRank:
             self._failure.set_result(cause)
 
     def _build_engine(self) -> ModelEngine:
-        config = target_engine_config(self._settings, self._environment)
+        config = self._engine_config
         if self._rendezvous is None:
             from outrider.engine.factory import build_engine
 

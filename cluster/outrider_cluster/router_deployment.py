@@ -111,7 +111,7 @@ class RouterIngress:
         async with aclosing(_started(self._handlers).stream_generate(request, grpc_context)) as responses:
             async for response in responses:
                 yield response
-        if grpc_context.code():
+        if grpc_context.details():
             # Serve's proxy learns status and trailers along with a message only; raising would drop
             # the trailers. Clients pass over a message without an event.
             yield pb.StreamGenerateResponse()

@@ -4,12 +4,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from outrider.core.errors import EngineUnavailable
 from outrider_cluster.app import APPLICATION, ROUTER, TARGET, build_app
 from outrider_cluster.codec import check_draft_vocabulary
 from outrider_cluster.data_plane import ReplicaView
+from outrider_cluster.ray_group import reason_of
 from outrider_cluster.ray_runtime import Ingress, running_serve
 from outrider_cluster.settings import Environment, Settings
 from outrider_cluster.stopping import StopSignals
@@ -20,6 +22,8 @@ Progress = Callable[[str], None]
 
 _CHANGE_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 30.0
+"""Longest that Serve may take beside what is asked of it."""
+_ROUTER_TIMEOUT_S = 30.0
 _FAILURES_BEFORE_GIVING_UP = 3
 
 
@@ -36,7 +40,10 @@ def running_service(settings: Settings, progress: Progress, signals: StopSignals
         progress("deploying")
         serve.run(build_app(settings), name=APPLICATION)
         try:
-            _wait_for_engine(progress)
+            try:
+                _wait_for_engine(progress)
+            except RayError as error:
+                raise EngineUnavailable(reason_of(error)) from error
             yield ingress
         finally:
             if settings.ray.address is not None:
@@ -49,10 +56,12 @@ def _wait_for_engine(progress: Progress) -> None:
     view: ReplicaView | None = None
     while view is None or not view.ready:
         known = view
-        view = target.wait_for_change.remote(known, _CHANGE_TIMEOUT_S).result(timeout_s=_ANSWER_TIMEOUT_S)
+        view = target.wait_for_change.remote(known, _CHANGE_TIMEOUT_S).result(
+            timeout_s=_CHANGE_TIMEOUT_S + _ANSWER_TIMEOUT_S
+        )
         if view != known and not view.ready:
             progress(view.problem)
         if view.failures_in_a_row >= _FAILURES_BEFORE_GIVING_UP:
             raise EngineUnavailable(view.problem)
     router: DeploymentHandle[object] = serve.get_deployment_handle(ROUTER, APPLICATION)
-    router.wait_for_engine.remote(_ANSWER_TIMEOUT_S).result(timeout_s=_ANSWER_TIMEOUT_S)
+    router.wait_for_engine.remote(_ROUTER_TIMEOUT_S).result(timeout_s=_ROUTER_TIMEOUT_S + _ANSWER_TIMEOUT_S)

@@ -1,0 +1,68 @@
+"""`outrider emulate`: what speculation would bring on hardware that is not here."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import typer
+from rich.console import Console
+
+from outrider.core.errors import ConfigError
+from outrider_cluster.cli.terminal import errors_as_exit_codes, progress
+
+__all__ = ["emulate"]
+
+T = TypeVar("T")
+
+
+def emulate(
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write speed-up against batch size to this SVG file.")] = None,
+    batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,2,4,8,16,32,64,128",
+    alphas: Annotated[str, typer.Option(help="Acceptance rates, comma-separated.")] = "0.4,0.65,0.78,0.85",
+    modes: Annotated[str, typer.Option(help="Of plain, sequential, cached, auto.")] = "plain,sequential,cached,auto",
+    clock: Annotated[
+        Literal["virtual", "wall"],
+        typer.Option(help="virtual: software is free and noise absent; wall: real time, real gRPC, real waits."),
+    ] = "virtual",
+    k: Annotated[int, typer.Option("--k", help="Draft tokens a round; the most of them for auto.")] = 7,
+    steps: Annotated[int | None, typer.Option(help="Measured engine steps of each run.")] = None,
+) -> None:
+    """Compare plain, sequential, cached and self-tuned decoding of a 70B with a 1B draft, emulated.
+
+    Only the forward passes are emulated; loop, gate, drafter and protocol are the real ones.
+    """
+    # Read when torch is loaded: threads that share so little work only wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with errors_as_exit_codes():
+        from outrider.emulation.chart import speedup_chart
+        from outrider.emulation.harness import EmulationMode, run_emulation
+        from outrider.emulation.report import report_as_json
+        from outrider.emulation.sweep import Sweep
+        from outrider_cluster.cli.emulation_table import sweep_table, sweep_title
+
+        sweep = Sweep(
+            batches=_listed("--batches", batches, int),
+            acceptances=_listed("--alphas", alphas, float),
+            modes=_listed("--modes", modes, EmulationMode),
+            k=k,
+            steps=steps,
+        )
+        rows = []
+        for number, run in enumerate(sweep.runs(), 1):
+            progress(f"{number}/{len(sweep)}  batch {run.batch}, acceptance {run.acceptance:g}, {run.mode.value}")
+            rows.append(run_emulation(run, clock=clock))
+        if as_json is not None:
+            as_json.write_text(json.dumps(report_as_json(sweep, rows, clock=clock), indent=2) + "\n")
+        if plot is not None:
+            plot.write_text(speedup_chart(rows, sweep_title(sweep, clock)))
+        Console().print(sweep_table(sweep, rows, clock))
+
+
+def _listed(option: str, text: str, convert: Callable[[str], T]) -> tuple[T, ...]:
+    try:
+        return tuple(convert(one.strip()) for one in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from error
