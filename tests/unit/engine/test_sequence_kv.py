@@ -282,6 +282,16 @@ def test_equal_prompts_that_arrive_together_share_what_the_first_computes() -> N
     assert kv.counters.hit_tokens == 5
 
 
+def test_a_cached_block_that_is_taken_over_is_free_no_longer() -> None:
+    kv = KVCache(num_blocks=3, block_size=4)
+    fill(kv, 1, text_of(0, 9))
+    kv.close(1)
+    assert kv.num_free_blocks == 3
+    assert kv.try_open(2, text_of(0, 9), spare_tokens=4) is None
+    assert kv.try_open(2, text_of(0, 9), spare_tokens=3) == 8
+    assert kv.num_free_blocks == 0
+
+
 def test_without_a_prefix_cache_nothing_is_found() -> None:
     kv = KVCache(num_blocks=8, block_size=4, enable_prefix_cache=False)
     fill(kv, 1, text_of(0))
