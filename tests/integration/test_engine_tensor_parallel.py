@@ -60,12 +60,15 @@ def test_logits_equal_the_whole_models(tmp_path: Path, ranks: int, tied: bool) -
         mixed = run(group, rows(30, 36, num_logits=6), second)
         # More integers than one broadcast holds.
         long = run(group, *(ForwardSlice(token_ids=other, start=0, block_table=[3, 14], num_logits=1),) * 200)
+        group.copy_blocks([(14, 6), (3, 1)])
+        fork = run(group, ForwardSlice(token_ids=[7], start=9, block_table=[1, 6], num_logits=1))
         group.close()
         assert group.exit_codes() == [0] * ranks
 
     expected = torch.cat([plain_logits(plain, TOKENS[:36])[-6:], plain_logits(plain, other)[-2:]])
     torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-4)
     torch.testing.assert_close(long, expected[-1:].expand(200, -1), rtol=0, atol=1e-4)
+    torch.testing.assert_close(fork, plain_logits(plain, [*other, 7])[-1:], rtol=0, atol=1e-4)
 
 
 def test_a_dead_rank_ends_the_group(tmp_path: Path) -> None:

@@ -32,6 +32,10 @@ class RankGroupUnderTest:
         self._primary.send(batch)
         return receive(self._primary)
 
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Rank 0 copies KV blocks."""
+        self._primary.send(pairs)
+
     def close(self) -> None:
         """Rank 0 closes its engine and ends."""
         self._primary.send(None)
@@ -75,8 +79,11 @@ def primary(config: EngineConfig, connection: Connection) -> None:
     connection.send((rendezvous.host, rendezvous.port))
     engine = build_primary(config, rendezvous, ignore)
     connection.send("ready")
-    while (batch := connection.recv()) is not None:
-        connection.send(answer(engine, batch))
+    while (wanted := connection.recv()) is not None:
+        if isinstance(wanted, ForwardBatch):
+            connection.send(answer(engine, wanted))
+        else:
+            engine.copy_blocks(wanted)
     engine.close()
 
 
