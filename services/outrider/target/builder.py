@@ -21,6 +21,7 @@ from outrider.target.ngram_proposer import NgramProposer
 from outrider.target.proposers import Proposer, ProposerSet
 from outrider.target.scheduler import Scheduler
 from outrider.target.sessions import SessionBoard
+from outrider.target.tuner import SpeculationTuner
 from outrider.target.verifier import Verifier
 from outrider.telemetry.spans import NullSequenceSpans, SequenceSpans
 
@@ -70,7 +71,11 @@ def build_loop(
     scheduler = Scheduler(config, kv)
     return EngineLoop(
         scheduler=scheduler,
-        gate=SpeculationGate(gate_settings, max_draft_tokens_limit=config.max_draft_tokens_limit),
+        gate=SpeculationGate(
+            gate_settings,
+            max_draft_tokens_limit=config.max_draft_tokens_limit,
+            tuner=SpeculationTuner(counters.verify_times, counters.proposers),
+        ),
         proposers=ProposerSet(proposers),
         verifier=Verifier(engine, num_valid_ids=num_valid_ids),
         counters=counters,

@@ -12,6 +12,7 @@ from outrider.core.link import (
     Capability,
     CloseSequence,
     DraftProposal,
+    DraftStats,
     Drain,
     Evicted,
     Launch,
@@ -32,11 +33,13 @@ from outrider.core.proposal import Proposal
 from outrider.core.speculation import SpeculationMode, SpeculationReason
 from outrider.target.draft_wait import DraftWait
 from outrider.target.held_sequence import HeldSequence, Phase, check_proposal
-from outrider.target.proposers import ProposerCounters
+from outrider.target.proposers import DraftTimes, ProposerCounters
 from outrider.target.running import Round, RunningSequence
 from outrider.target.scheduler import StepBatch
 
 __all__ = ["DraftProposer"]
+
+_SMOOTHING = 0.1
 
 
 class DraftProposer:
@@ -63,6 +66,7 @@ class DraftProposer:
         self._losses = 0
         self._last_problem = "no draft has been connected yet"
         self._step = 0
+        self._step_s = self._hop_s = 0.0
 
     def links(self) -> tuple[DraftLinkStatus, ...]:
         """The link, for operators."""
@@ -101,6 +105,11 @@ class DraftProposer:
     def prepare(self, admitted: Iterable[RunningSequence]) -> None:
         """Open sequences on the draft, so that it prefills while the target does."""
         self._send(self._openings(admitted))
+
+    @property
+    def times(self) -> DraftTimes:
+        """Measured: a step at the draft, and what is left of a round trip."""
+        return DraftTimes(step_s=self._step_s, hop_s=self._hop_s)
 
     @property
     def drafts_ahead(self) -> bool:
@@ -235,7 +244,9 @@ class DraftProposer:
                     self._apply_one(event)
 
     def _apply_one(self, event: LinkEvent) -> None:
-        if isinstance(event, Busy):
+        if isinstance(event, DraftStats):
+            self._step_s = event.step_ms / 1e3
+        elif isinstance(event, Busy):
             self._busy_until = self._clock.now() + event.retry_after_s
         elif isinstance(event, Drain):
             self._draining = True
@@ -258,8 +269,9 @@ class DraftProposer:
     def _take_block(self, held: HeldSequence, proposal: Proposal) -> None:
         if check_proposal(proposal, held.sequence, vocab_size=self._vocab_size):
             held.offer(proposal)
-            if proposal.base_len == held.awaited_len:
-                self._wait.answered(self._clock.now())
+            if proposal.base_len == held.awaited_len and self._wait.answered(self._clock.now()):
+                hop_s = max(0.0, self._wait.last_s - len(proposal) * self._step_s) / 2
+                self._hop_s += _SMOOTHING * (hop_s - self._hop_s) if self._hop_s else hop_s
         else:
             self._counters.invalid += 1
 
@@ -295,6 +307,8 @@ class DraftProposer:
         self._link = event
         self._draining = False
         self._busy_until = 0.0
+        self._step_s = event.hello.step_ms / 1e3
+        self._hop_s = 0.0
         self._held.clear()
         self._wait.reset()
 

@@ -24,6 +24,8 @@ class DraftWait:
         self._late_in_a_row = 0
         self._rest_rounds = 0
         self._unheard_launches = 0
+        self.last_s = 0.0
+        """Latest time from verdicts to blocks."""
         self.suspect = False
         """The draft owes an answer and is silent: nothing is sent to it and nothing waited for."""
 
@@ -60,14 +62,15 @@ class DraftWait:
         if self._unheard_launches > _MAX_UNHEARD_LAUNCHES:
             self.suspect = True
 
-    def answered(self, now: float) -> None:
-        """A block of the round has arrived."""
+    def answered(self, now: float) -> bool:
+        """A block of the round has arrived; True for the first, whose round trip `last_s` then holds."""
         if self._started_at is None or self._answered:
-            return
-        took = now - self._started_at
+            return False
+        took = self.last_s = now - self._started_at
         self._mean_s = took if self._mean_s is None else self._mean_s + _SMOOTHING * (took - self._mean_s)
         self._late_in_a_row = 0
         self._answered = True
+        return True
 
     def heard(self, now: float) -> None:
         """The draft has said something: it lives."""

@@ -4,12 +4,15 @@ Policy comes from the router as `GateSettings` and may change at any step. Every
 `RoundPlan` with a reason, so that metrics, logs and clients can say why speculation is off.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from outrider.core.policy import GateSettings, RoundPlan
 from outrider.core.speculation import SpeculationMode, SpeculationPreference, SpeculationReason
+from outrider.target.proposers import DraftTimes
 from outrider.target.running import Round, RunningSequence
+from outrider.target.tuner import SpeculationTuner
 
 __all__ = ["ProposerView", "SpeculationGate"]
 
@@ -21,6 +24,11 @@ _MAX_DRAFT_ROWS = 256  # branches times sequences: beyond it a draft step is no 
 
 class ProposerView(Protocol):
     """What the gate asks of the proposers."""
+
+    @property
+    def times(self) -> DraftTimes:
+        """What blocks cost."""
+        ...
 
     @property
     def drafts_ahead(self) -> bool:
@@ -39,9 +47,10 @@ class ProposerView(Protocol):
 class SpeculationGate:
     """Decides mode and K per sequence and step. Costs O(1) per sequence; nothing when off."""
 
-    def __init__(self, settings: GateSettings, *, max_draft_tokens_limit: int) -> None:
+    def __init__(self, settings: GateSettings, *, max_draft_tokens_limit: int, tuner: SpeculationTuner) -> None:
         self._settings = settings
         self._limit = max_draft_tokens_limit
+        self._tuner = tuner
         self._closed_by_load = False
 
     @property
@@ -63,8 +72,9 @@ class SpeculationGate:
         elif num_running <= max(0, threshold - self._settings.batch_size_hysteresis):
             self._closed_by_load = False
 
-    def observe_rounds(self, rounds: Iterable[Round]) -> None:
+    def observe_rounds(self, rounds: Sequence[Round]) -> None:
         """Update the recent acceptance of each sequence from its finished round."""
+        self._tuner.observe(rounds)
         for one in rounds:
             if one.proposal is None:
                 continue
@@ -97,30 +107,35 @@ class SpeculationGate:
 
     def plan(self, sequences: Sequence[RunningSequence], proposers: ProposerView) -> None:
         """Set what the next round of each sequence does, and what is drafted ahead during it."""
-        ahead = self._settings.mode is SpeculationMode.CACHED and proposers.drafts_ahead
-        branches = max(1, min(self._settings.max_branches, _MAX_DRAFT_ROWS // max(1, len(sequences))))
+        able = []
         for running in sequences:
             reason = self._reason(running, proposers)
-            if reason is not None:
+            if reason is None:
+                able.append(running)
+            else:
                 running.plan, running.ahead = self.off(reason), None
                 running.rounds_since_probe += 1
-                continue
-            # A block in hand costs nothing. Waiting for one delays every row of the batch, and pays
-            # when there is only this one.
-            waits = not ahead or (len(sequences) == 1 and not proposers.has_block(running))
-            mode = SpeculationMode.SEQUENTIAL if waits else SpeculationMode.CACHED
+        if self._settings.mode is None:
+            self._tuner.choose(able, self._settings, proposers.times, drafts_ahead=proposers.drafts_ahead)
+        mode = self._mode(proposers)
+        if mode is SpeculationMode.CACHED:
+            self._plan_cached(able, proposers)
+        else:
+            for running in able:
+                k = self._num_draft_tokens(running)
+                running.plan, running.ahead = _on(SpeculationMode.SEQUENTIAL, k) if k else self._plain(), None
+
+    def _plan_cached(self, able: Sequence[RunningSequence], proposers: ProposerView) -> None:
+        """A block in hand costs nothing; waiting for one delays every row, so it has to pay for all."""
+        branches = max(1, min(self._settings.max_branches, _MAX_DRAFT_ROWS // max(1, len(able))))
+        hits = [one for one in able if proposers.has_block(one)]
+        misses = [one for one in able if not proposers.has_block(one)]
+        wait = self._tuner.wait_tokens(hits, misses, self._settings, proposers.times)
+        for running in able:
             k = self._num_draft_tokens(running)
-            running.plan = RoundPlan(mode=mode, num_draft_tokens=k, reason=SpeculationReason.ON)
-            running.ahead = (
-                RoundPlan(
-                    mode=SpeculationMode.CACHED,
-                    num_draft_tokens=k,
-                    reason=SpeculationReason.ON,
-                    branch_budget=branches,
-                )
-                if ahead
-                else None
-            )
+            waits = wait > 0 and not proposers.has_block(running)
+            running.plan = _on(SpeculationMode.SEQUENTIAL, min(k, wait)) if waits else _on(SpeculationMode.CACHED, k)
+            running.ahead = replace(_on(SpeculationMode.CACHED, k), branch_budget=branches)
 
     def off(self, reason: SpeculationReason) -> RoundPlan:
         """A plain round."""
@@ -134,14 +149,24 @@ class SpeculationGate:
             return draft_problem
         if self._closed_by_load and self._settings.preference is not SpeculationPreference.ON:
             return SpeculationReason.BATCH_TOO_LARGE
+        if self._settings.mode is None and self._tuner.mode is SpeculationMode.OFF:
+            return SpeculationReason.DOES_NOT_PAY
         return SpeculationReason.ON
 
     def engine_mode(self, reason: SpeculationReason, proposers: ProposerView) -> SpeculationMode:
         """The mode that goes with `engine_reason`."""
         if reason is not SpeculationReason.ON:
             return SpeculationMode.OFF
-        ahead = self._settings.mode is SpeculationMode.CACHED and proposers.drafts_ahead
-        return SpeculationMode.CACHED if ahead else SpeculationMode.SEQUENTIAL
+        return self._mode(proposers)
+
+    def _mode(self, proposers: ProposerView) -> SpeculationMode:
+        mode = self._settings.mode if self._settings.mode is not None else self._tuner.mode
+        if mode is SpeculationMode.CACHED and not proposers.drafts_ahead:
+            return SpeculationMode.SEQUENTIAL
+        return mode
+
+    def _plain(self) -> RoundPlan:
+        return self.off(SpeculationReason.DOES_NOT_PAY)
 
     def _reason(self, running: RunningSequence, proposers: ProposerView) -> SpeculationReason | None:
         reason = self.policy(running) or proposers.availability(running)
@@ -152,13 +177,21 @@ class SpeculationGate:
 
     def _num_draft_tokens(self, running: RunningSequence) -> int:
         wanted = running.sequence.request.speculation.max_tokens
-        k = min(self._settings.max_num_draft_tokens, self._limit, running.sequence.remaining_tokens - 1)
+        k = self._settings.max_num_draft_tokens
+        if self._settings.mode is None:
+            k = self._tuner.num_draft_tokens(running, self._settings)
+        k = min(k, self._limit, running.sequence.remaining_tokens - 1)
         return k if wanted is None else min(k, wanted)
 
     def _acceptance_too_low(self, running: RunningSequence) -> bool:
         rate = running.recent_acceptance
         if rate is None or running.sequence.stats.speculative_rounds < _ROUNDS_BEFORE_JUDGING:
             return False
-        if rate >= self._settings.min_acceptance_rate:
+        # The tuner weighs acceptance against cost itself, where it is in charge.
+        if self._settings.mode is None or rate >= self._settings.min_acceptance_rate:
             return False
         return running.rounds_since_probe < self._settings.probe_interval_rounds
+
+
+def _on(mode: SpeculationMode, num_draft_tokens: int) -> RoundPlan:
+    return RoundPlan(mode=mode, num_draft_tokens=num_draft_tokens, reason=SpeculationReason.ON)

@@ -6,6 +6,7 @@ from outrider.core.dispatch import DraftLinkStatus
 from outrider.core.proposal import Proposal
 from outrider.core.speculation import ProposalSource, SpeculationReason
 from outrider.decoding.ngram import NgramIndex
+from outrider.target.proposers import DraftTimes
 from outrider.target.running import Round, RunningSequence
 from outrider.target.scheduler import StepBatch
 
@@ -30,6 +31,11 @@ class NgramProposer:
     def availability(self, running: RunningSequence) -> SpeculationReason | None:
         """It always can."""
         return None
+
+    @property
+    def times(self) -> DraftTimes:
+        """A look-up is free."""
+        return DraftTimes()
 
     @property
     def drafts_ahead(self) -> bool:

@@ -15,7 +15,7 @@ from outrider.core.speculation import SpeculationReason
 from outrider.target.running import Round, RunningSequence
 from outrider.target.scheduler import StepBatch
 
-__all__ = ["Proposer", "ProposerCounters", "ProposerSet"]
+__all__ = ["DraftTimes", "Proposer", "ProposerCounters", "ProposerSet"]
 
 
 @dataclass(slots=True)
@@ -33,6 +33,16 @@ class ProposerCounters:
     """Look-ups that found their block: no round trip at all."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTimes:
+    """What a block costs, as far as it was measured; zeros without a draft."""
+
+    step_s: float = 0.0
+    """One draft step."""
+    hop_s: float = 0.0
+    """One way between target and draft."""
+
+
 class Proposer(Protocol):
     """Offers blocks. Never changes a sequence; may count in its stats what arrived."""
 
@@ -42,6 +52,11 @@ class Proposer(Protocol):
 
     def availability(self, running: RunningSequence) -> SpeculationReason | None:
         """Why it cannot serve this sequence now; None when it can."""
+        ...
+
+    @property
+    def times(self) -> DraftTimes:
+        """What its blocks cost."""
         ...
 
     @property
@@ -107,6 +122,11 @@ class ProposerSet:
     def availability(self, running: RunningSequence) -> SpeculationReason | None:
         """None when any proposer can serve this sequence."""
         return self._first_reason([one.availability(running) for one in self._proposers])
+
+    @property
+    def times(self) -> DraftTimes:
+        """Of the first proposer, which the others only stand in for."""
+        return self._proposers[0].times if self._proposers else DraftTimes()
 
     @property
     def drafts_ahead(self) -> bool:

@@ -40,6 +40,9 @@ class RunningSequence:
     first_token_at: float | None = None
     cached_prompt_tokens: int = 0
     rounds_since_probe: int = 0
+    acceptance_hits: float = 0.0
+    acceptance_trials: float = 0.0
+    """Recent draft tokens accepted, and judged up to the first rejection; both fade."""
     recent_acceptance: float | None = None
     """Exponential mean of accepted / verified over speculative rounds; None before the first."""
     estimated_speedup: float | None = None
@@ -51,6 +54,11 @@ class RunningSequence:
     def handle(self) -> int:
         """The sequence's handle."""
         return self.sequence.handle
+
+    def learn_acceptance(self, accepted: int, trials: int, keep: float) -> None:
+        """One more round; `keep` is the share of the past that still counts."""
+        self.acceptance_hits = self.acceptance_hits * keep + accepted
+        self.acceptance_trials = self.acceptance_trials * keep + trials
 
     def note(self, reason: SpeculationReason) -> None:
         """Remember why the coming round does or does not speculate."""

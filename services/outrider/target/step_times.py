@@ -1,11 +1,14 @@
 """Measured step times, and the speed-up over plain decoding that follows from them."""
 
+import math
+from bisect import bisect_left
+
 from outrider.core.ports import Clock
 
 __all__ = ["StepTimer", "StepTimes", "VerifyTimes"]
 
 _SMOOTHING = 0.1
-_FORGETTING = 0.98  # per step: about the last 50 count
+_BUCKETS_PER_DOUBLING = 2
 
 
 class StepTimes:
@@ -34,28 +37,34 @@ class StepTimes:
 
 
 class VerifyTimes:
-    """Seconds of forward and verification by the number of rows: a line, fitted to recent steps."""
+    """Seconds of forward and verification by the number of rows: means per bucket, joined by lines."""
 
     def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._points: dict[int, tuple[float, float]] = {}  # bucket → (mean rows, mean seconds)
+        self._curve: list[tuple[float, float]] = []
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Count one step that only decoded."""
-        self._n = self._n * _FORGETTING + 1.0
-        self._x = self._x * _FORGETTING + num_rows
-        self._y = self._y * _FORGETTING + seconds
-        self._xx = self._xx * _FORGETTING + num_rows * num_rows
-        self._xy = self._xy * _FORGETTING + num_rows * seconds
+        bucket = round(_BUCKETS_PER_DOUBLING * math.log2(num_rows))
+        rows, mean = self._points.get(bucket, (float(num_rows), seconds))
+        self._points[bucket] = (rows + _SMOOTHING * (num_rows - rows), mean + _SMOOTHING * (seconds - mean))
+        self._curve = sorted(self._points.values())
 
-    def predict(self, num_rows: int) -> float:
-        """Expected seconds of a step with so many rows; 0 before the first observation."""
-        if self._n == 0.0:
+    def predict(self, num_rows: float) -> float:
+        """Expected seconds of a step with so many rows; 0 before the first observation.
+
+        Outside of what was seen: flat below, and above by the last slope.
+        """
+        curve = self._curve
+        if not curve:
             return 0.0
-        spread = self._n * self._xx - self._x * self._x
-        # A slope from rows that hardly vary, or a falling one, says nothing.
-        slope = (self._n * self._xy - self._x * self._y) / spread if spread > 1e-9 * self._xx * self._n else 0.0
-        slope = max(0.0, slope)
-        return max(0.0, (self._y - slope * self._x) / self._n + slope * num_rows)
+        place = bisect_left(curve, (num_rows,))
+        if place == 0:
+            return curve[0][1]
+        if len(curve) == 1:
+            return curve[0][1]
+        (x0, y0), (x1, y1) = curve[place - 1 : place + 1] if place < len(curve) else curve[-2:]
+        return max(min(y0, y1), y0 + (y1 - y0) * (num_rows - x0) / max(x1 - x0, 1e-9))
 
 
 class StepTimer:

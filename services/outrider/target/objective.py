@@ -1,0 +1,115 @@
+"""Which mode and how many draft tokens give the most tokens per second for the whole batch.
+
+For a batch with chance pi of having a block at hand, K_i draft tokens for row i of acceptance a_i:
+
+    cached      G = sum(pi * E_i + 1 - pi) / max(T_v(n), 2h + (1 + max K) * s),  n = sum(1 + pi * K_i)
+    sequential  G = sum(E_i)               / (T_v(n) + 2h + max K * s),          n = sum(1 + K_i)
+    plain       G = rows / T_v(rows)
+
+with E_i = 1 + sum over m <= K_i of a_i^m, verify time T_v, hop h, draft step s. The best K_i follow
+from adding draft tokens in the order of their chance to be accepted, as long as G grows.
+(Leviathan et al. 2023, section 3; extended to batches and cached outcomes.)
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from outrider.core.speculation import SpeculationMode
+
+__all__ = ["Choice", "Estimates", "Group", "best_choice", "best_wait", "expected_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that are alike."""
+
+    acceptance: float
+    """Chance that a draft token is accepted if those before it are."""
+    max_draft_tokens: int
+    """0: rows that cannot speculate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Measured times and rates."""
+
+    verify_s: Callable[[float], float]
+    """Seconds of a verify step by its rows."""
+    draft_step_s: float
+    hop_s: float
+    """One way between target and draft."""
+    hit_rate: float
+    """Chance that the block of the outcome is at hand in cached mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The best plan for the next rounds."""
+
+    mode: SpeculationMode
+    num_draft_tokens: Mapping[Group, int]
+    tokens_per_s: float
+    """Expected, of the whole batch."""
+
+
+def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
+    """Expected tokens of a round: 1 + a + a^2 + … + a^K."""
+    return 1.0 + sum(acceptance**m for m in range(1, num_draft_tokens + 1))
+
+
+def best_choice(groups: Mapping[Group, int], estimates: Estimates, modes: Iterable[SpeculationMode]) -> Choice:
+    """The best of these modes for a batch of `groups` (with their row counts)."""
+    rows = sum(groups.values())
+    choices = []
+    for mode in modes:
+        if mode is SpeculationMode.OFF:
+            plain = rows / max(estimates.verify_s(rows), 1e-9)
+            choices.append(Choice(mode=mode, num_draft_tokens={}, tokens_per_s=plain))
+        else:
+            choices.append(max(_sweep(groups, rows, estimates, mode), key=lambda one: one.tokens_per_s))
+    return max(choices, key=lambda one: one.tokens_per_s)
+
+
+def best_wait(*, hit_rows: float, hit_tokens: float, misses: Mapping[Group, int], estimates: Estimates) -> int:
+    """Draft tokens worth waiting for after misses in cached mode; 0: go on without.
+
+    `hit_tokens` are expected from the rows that have their block, `hit_rows` is what they verify.
+    Waiting for k tokens delays every row of the batch by 2h + k * s.
+    """
+    num_misses = sum(misses.values())
+    best_k, best_rate = 0, (hit_tokens + num_misses) / max(estimates.verify_s(hit_rows + num_misses), 1e-9)
+    longest = max((group.max_draft_tokens for group in misses), default=0)
+    for k in range(1, longest + 1):
+        gained = sum(count * expected_tokens(g.acceptance, min(k, g.max_draft_tokens)) for g, count in misses.items())
+        rows = hit_rows + sum(count * (1 + min(k, g.max_draft_tokens)) for g, count in misses.items())
+        seconds = estimates.verify_s(rows) + 2 * estimates.hop_s + k * estimates.draft_step_s
+        rate = (hit_tokens + gained) / max(seconds, 1e-9)
+        if rate > best_rate:
+            best_k, best_rate = k, rate
+    return best_k
+
+
+def _sweep(groups: Mapping[Group, int], rows: int, estimates: Estimates, mode: SpeculationMode) -> Iterator[Choice]:
+    """Plans of growing length: draft tokens enter by their chance of being accepted, best first."""
+    cached = mode is SpeculationMode.CACHED
+    share = estimates.hit_rate if cached else 1.0
+    tokens, verified, longest = float(rows), float(rows), 0
+    chosen: dict[Group, int] = {}
+    candidates = sorted(
+        ((group.acceptance**m, m, group) for group in groups for m in range(1, group.max_draft_tokens + 1)),
+        key=lambda one: (-one[0], one[1]),
+    )
+    for survival, m, group in candidates:
+        count = groups[group]
+        tokens += share * survival * count
+        verified += share * count
+        longest = max(longest, m)
+        chosen[group] = m
+        verify_s = estimates.verify_s(verified)
+        if cached:
+            seconds = max(verify_s, 2 * estimates.hop_s + (1 + longest) * estimates.draft_step_s)
+        else:
+            seconds = verify_s + 2 * estimates.hop_s + longest * estimates.draft_step_s
+        yield Choice(mode=mode, num_draft_tokens=dict(chosen), tokens_per_s=tokens / max(seconds, 1e-9))
+    if not candidates:
+        yield Choice(mode=mode, num_draft_tokens={}, tokens_per_s=rows / max(estimates.verify_s(rows), 1e-9))
