@@ -1,4 +1,8 @@
-"""One rank as a Ray actor: the plain rank classes, in a process of their own."""
+"""Ranks as Ray actors: the plain rank classes, each in a process of its own.
+
+Async actors: methods may run at the same time, and none blocks the event loop. Two classes, so that
+`ps` and Ray's dashboard tell rank 0 from the others.
+"""
 
 import os
 from collections.abc import Sequence
@@ -9,61 +13,80 @@ from outrider_cluster.peer_rank import PeerRank
 from outrider_cluster.primary_rank import PrimaryRank
 from outrider_cluster.settings import Settings
 
-__all__ = ["RankActor"]
+__all__ = ["PeerRankActor", "PrimaryRankActor"]
 
 
-class RankActor:
-    """An async actor. Its methods may run at the same time; none blocks the event loop."""
+class PrimaryRankActor:
+    """Rank 0."""
 
-    def __init__(self, settings: Settings, identity: EngineIdentity, rank: int) -> None:
+    def __init__(self, settings: Settings, identity: EngineIdentity) -> None:
         """Starts nothing that could fail: the front watches from here on."""
-        # Read by the OpenMP runtime when torch is loaded, which happens in `start`.
-        os.environ["OMP_NUM_THREADS"] = str(settings.target.threads_per_rank)
+        _limit_threads(settings)
         self._settings = settings
         self._identity = identity
-        self._rank = rank
-        self._made: PrimaryRank | PeerRank | None = None
+        self._made: PrimaryRank | None = None
 
     async def open_meeting(self) -> Meeting:
-        """Rank 0: listen for the others."""
-        return await self._primary().open_meeting()
+        """Listen for the other ranks."""
+        return await self._rank().open_meeting()
 
     async def start(self, meeting: Meeting | None) -> str:
-        """Start this rank; returns the engine's address from rank 0, nothing from the others."""
-        part = self._part()
-        if isinstance(part, PrimaryRank):
-            return await part.start()
-        await part.start(meeting)
+        """Start the engine; returns its address. `meeting` is what `open_meeting` has returned."""
+        return await self._rank().start()
+
+    async def ended(self) -> str:
+        """Wait until this rank is unusable; returns why. The caller sees a dead process as an error."""
+        return await self._rank().ended()
+
+    async def ping(self) -> RankPulse:
+        """Answer the front."""
+        return self._rank().ping()
+
+    async def set_drafts(self, addresses: Sequence[str]) -> None:
+        """The drafts to choose from."""
+        self._rank().set_drafts(addresses)
+
+    async def leave(self, cause: str) -> None:
+        """Tell the routers why the engine ends."""
+        await self._rank().leave(cause)
+
+    def _rank(self) -> PrimaryRank:
+        # Not in __init__, which Ray calls outside the event loop.
+        if self._made is None:
+            host = self._settings.data_plane.host or own_address()
+            self._made = PrimaryRank(self._settings, self._identity, host)
+        return self._made
+
+
+class PeerRankActor:
+    """Rank 1 or above."""
+
+    def __init__(self, settings: Settings, rank: int) -> None:
+        """Starts nothing that could fail: the front watches from here on."""
+        _limit_threads(settings)
+        self._settings = settings
+        self._number = rank
+        self._made: PeerRank | None = None
+
+    async def start(self, meeting: Meeting | None) -> str:
+        """Load the shard and follow rank 0; returns nothing."""
+        await self._rank().start(meeting)
         return ""
 
     async def ended(self) -> str:
         """Wait until this rank is unusable; returns why. The caller sees a dead process as an error."""
-        return await self._part().ended()
+        return await self._rank().ended()
 
     async def ping(self) -> RankPulse:
         """Answer the front."""
-        return self._part().ping()
+        return self._rank().ping()
 
-    async def set_drafts(self, addresses: Sequence[str]) -> None:
-        """Rank 0: the drafts to choose from."""
-        self._primary().set_drafts(addresses)
-
-    async def leave(self, cause: str) -> None:
-        """Rank 0: tell the routers why the engine ends."""
-        await self._primary().leave(cause)
-
-    def _part(self) -> PrimaryRank | PeerRank:
-        # Not in __init__, which Ray calls outside the event loop.
+    def _rank(self) -> PeerRank:
         if self._made is None:
-            if self._rank == 0:
-                host = self._settings.data_plane.host or own_address()
-                self._made = PrimaryRank(self._settings, self._identity, host)
-            else:
-                self._made = PeerRank(self._settings, self._rank)
+            self._made = PeerRank(self._settings, self._number)
         return self._made
 
-    def _primary(self) -> PrimaryRank:
-        part = self._part()
-        if not isinstance(part, PrimaryRank):
-            raise TypeError(f"rank {self._rank} is no primary")
-        return part
+
+def _limit_threads(settings: Settings) -> None:
+    # Read by the OpenMP runtime when torch is loaded, which happens when the rank starts.
+    os.environ["OMP_NUM_THREADS"] = str(settings.target.threads_per_rank)

@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from outrider.core.errors import EngineUnavailable, OutriderError
 from outrider_cluster.data_plane import EngineIdentity, RankPulse
-from outrider_cluster.rank_actor import RankActor
+from outrider_cluster.rank_actor import PeerRankActor, PrimaryRankActor
 from outrider_cluster.sections import EngineKind
 from outrider_cluster.settings import Settings
 
@@ -35,17 +35,8 @@ class RayRankGroup:
         # The scripted engine has no shards: its ranks have nothing to meet for.
         self._meets = settings.target.tensor_parallel_size > 1 and settings.engine is EngineKind.TORCH
         self._on_pulse = on_pulse
-        actor_class: Any = ray.remote(RankActor)
         self._ranks: list[Any] = [
-            actor_class.options(
-                num_cpus=settings.target.cpus_per_rank,
-                num_gpus=settings.target.gpus_per_rank,
-                # Restarting one rank would leave it outside the communicator.
-                max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=placement_group, placement_group_bundle_index=rank + 1
-                ),
-            ).remote(settings, identity, rank)
+            _actor_class(rank, settings, placement_group).remote(settings, identity if rank == 0 else rank)
             for rank in range(settings.target.tensor_parallel_size)
         ]
 
@@ -99,6 +90,19 @@ class RayRankGroup:
             return await getattr(self._ranks[rank], method).remote(*args)
         except (RayActorError, RayTaskError) as error:
             raise EngineUnavailable(f"rank {rank}: {reason_of(error)}") from error
+
+
+def _actor_class(rank: int, settings: Settings, placement_group: PlacementGroup) -> Any:
+    actor_class: Any = ray.remote(PrimaryRankActor if rank == 0 else PeerRankActor)
+    return actor_class.options(
+        num_cpus=settings.target.cpus_per_rank,
+        num_gpus=settings.target.gpus_per_rank,
+        # Restarting one rank would leave it outside the communicator.
+        max_restarts=0,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(
+            placement_group=placement_group, placement_group_bundle_index=rank + 1
+        ),
+    )
 
 
 def reason_of(error: Exception) -> str:

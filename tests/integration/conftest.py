@@ -1,0 +1,16 @@
+"""Deployments that several tests share. Starting one costs half a minute, so each starts once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.served import Served, served
+
+SERVE = Path(__file__).parents[2] / "infra" / "serve"
+
+
+@pytest.fixture(scope="session")
+def scripted_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The scripted engine with tp=2 and a draft, on a local Ray cluster of its own."""
+    with served(SERVE / "scripted.yaml", tmp_path_factory.mktemp("scripted") / "serve.log") as cluster:
+        yield cluster

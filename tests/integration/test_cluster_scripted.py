@@ -1,0 +1,248 @@
+"""The deployment end to end over Serve's ingress, with the scripted engine on a local Ray cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.support.served import Served
+
+from outrider.core.errors import (
+    DeadlineExceeded,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    Unsupported,
+)
+from outrider.core.generation import ChoiceEnd, GenerationRequest, TextDelta
+from outrider.core.sequence import FinishReason
+from outrider.core.speculation import SpeculationChoice, SpeculationPreference, SpeculationReason
+from outrider.rpc.client import OutriderClient
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import generation_pb2_grpc
+
+# The first test of the session waits for the cluster to start.
+pytestmark = pytest.mark.timeout(240)
+
+LONG = 1500
+ON = SpeculationChoice(preference=SpeculationPreference.ON)
+OFF = SpeculationChoice(preference=SpeculationPreference.OFF)
+
+
+def request(
+    *, max_tokens: int = 200, seed: int = 1, speculation: SpeculationChoice = OFF, request_id: str = ""
+) -> GenerationRequest:
+    return GenerationRequest(
+        text="HELLO", max_tokens=max_tokens, seed=seed, speculation=speculation, request_id=request_id
+    )
+
+
+@pytest.fixture
+async def client(scripted_cluster: Served) -> AsyncIterator[OutriderClient]:
+    async with OutriderClient(scripted_cluster.address) as made:
+        yield made
+
+
+async def wait_until_drafting(client: OutriderClient) -> None:
+    """Return once a draft is connected: the service is ready without it."""
+    async with asyncio.timeout(60):
+        while not await drafting(client):  # noqa: ASYNC110 - the other end is another process
+            await asyncio.sleep(0.1)
+
+
+async def drafting(client: OutriderClient) -> bool:
+    return any(link.connected for engine in await client.speculation_status() for link in engine.draft_links)
+
+
+async def test_speculation_changes_nothing_but_the_number_of_rounds(client: OutriderClient) -> None:
+    await wait_until_drafting(client)
+    on, off = await client.generate(request(speculation=ON)), await client.generate(request())
+    assert on.choices[0].token_ids == off.choices[0].token_ids
+    assert on.choices[0].text == off.choices[0].text
+    end = on.choices[0].end
+    assert end.speculation.reason is SpeculationReason.ON
+    assert end.usage.completion_tokens == 200
+    assert end.speculation.stats.rounds < 150
+    assert off.choices[0].end.speculation.stats.rounds == 200
+    assert off.choices[0].end.speculation.reason is SpeculationReason.CLIENT_OFF
+
+
+async def test_a_seed_gives_its_text_again_and_another_gives_another(client: OutriderClient) -> None:
+    first, again, other = [await client.generate(request(seed=seed)) for seed in (5, 5, 6)]
+    assert first.choices[0].token_ids == again.choices[0].token_ids
+    assert first.choices[0].token_ids != other.choices[0].token_ids
+
+
+async def test_many_streams_at_once_are_those_of_each_alone(client: OutriderClient) -> None:
+    seeds = range(12)
+    together = await asyncio.gather(*(client.generate(request(seed=seed, speculation=ON)) for seed in seeds))
+    for seed, result in zip(seeds, together, strict=True):
+        assert result.choices[0].token_ids == (await client.generate(request(seed=seed))).choices[0].token_ids
+
+
+async def test_the_unary_call_answers_like_the_stream(scripted_cluster: Served, client: OutriderClient) -> None:
+    async with grpc.aio.insecure_channel(scripted_cluster.address) as channel:
+        spec = pb.GenerationSpec(text="HELLO", max_tokens=50, seed=1)
+        response = await generation_pb2_grpc.GenerationServiceStub(channel).Generate(
+            pb.GenerateRequest(spec=spec), timeout=30
+        )
+    assert tuple(response.choices[0].token_ids) == (await client.generate(request(max_tokens=50))).choices[0].token_ids
+
+
+async def test_the_model_is_described(client: OutriderClient) -> None:
+    info = await client.model_info()
+    assert (info.model, info.max_model_len, info.vocab_size) == ("scripted", 4096, 64)
+    assert info.max_num_speculative_tokens == 16
+
+
+async def test_status_shows_the_engine_and_its_draft(client: OutriderClient) -> None:
+    await wait_until_drafting(client)
+    (engine,) = await client.speculation_status()
+    assert engine.ready
+    assert engine.reason is SpeculationReason.ON
+    assert [link.connected for link in engine.draft_links] == [True]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "field"),
+    [
+        (GenerationRequest(text="A", max_tokens=4096), InvalidRequest, "max_tokens"),
+        (GenerationRequest(text="A", temperature=-1.0), InvalidRequest, "temperature"),
+        (GenerationRequest(), InvalidRequest, "input"),
+        (GenerationRequest(text="A", n=17), InvalidRequest, "n"),
+        (GenerationRequest(text="A", adapter="x"), Unsupported, "adapter"),
+    ],
+)
+async def test_a_bad_request_is_refused_by_field(
+    client: OutriderClient, wrong: GenerationRequest, error: type[InvalidRequest], field: str
+) -> None:
+    with pytest.raises(error) as caught:
+        await client.generate(wrong)
+    assert caught.value.field == field
+
+
+async def test_another_model_is_not_found(client: OutriderClient) -> None:
+    with pytest.raises(ModelNotFound, match="scripted"):
+        await client.generate(GenerationRequest(text="A", model="other"))
+    with pytest.raises(ModelNotFound):
+        await client.model_info("other")
+
+
+async def test_a_time_limit_ends_a_request(client: OutriderClient) -> None:
+    with pytest.raises(DeadlineExceeded, match="timeout_ms"):
+        await client.generate(GenerationRequest(text="A", max_tokens=LONG, timeout_ms=50, speculation=OFF))
+
+
+async def test_an_abort_ends_a_stream_with_what_it_has(client: OutriderClient, scripted_cluster: Served) -> None:
+    received: list[int] = []
+    async with aclosing(client.stream(request(max_tokens=LONG, request_id="to-abort"))) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                if not received:
+                    async with OutriderClient(scripted_cluster.address) as other:
+                        assert await other.abort("to-abort")
+                received.extend(event.token_ids)
+            elif isinstance(event, ChoiceEnd):
+                assert event.finish.reason is FinishReason.ABORTED
+                assert event.usage.completion_tokens == len(received) < LONG
+    assert received
+    assert not await client.abort("to-abort")
+
+
+async def test_health_and_reflection_answer(scripted_cluster: Served) -> None:
+    async with grpc.aio.insecure_channel(scripted_cluster.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        state = await health.Check(health_pb2.HealthCheckRequest(), timeout=10)
+        assert state.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=10)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10
+        )
+        names = {service.name async for answer in call for service in answer.list_services_response.service}
+    assert {"outrider.v1.GenerationService", "outrider.v1.ModelService", "grpc.health.v1.Health"} <= names
+
+
+async def test_losing_the_draft_changes_nothing_and_its_return_speeds_up_again(
+    client: OutriderClient, scripted_cluster: Served
+) -> None:
+    await wait_until_drafting(client)
+    expected = await client.generate(request(max_tokens=LONG))
+    text, killed, end = "", False, None
+    async with aclosing(client.stream(request(max_tokens=LONG, speculation=ON))) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                text += event.text
+                if not killed and len(text) > 100:
+                    scripted_cluster.kill("ServeReplica:outrider:Draft")
+                    killed = True
+            elif isinstance(event, ChoiceEnd):
+                end = event
+    assert killed
+    assert text == expected.choices[0].text
+    assert end is not None
+    assert 0 < end.speculation.stats.speculative_rounds < end.speculation.stats.rounds
+    await wait_until_drafting(client)
+    again = await client.generate(request(speculation=ON))
+    assert again.choices[0].end.speculation.stats.speculative_rounds > 0
+    assert again.choices[0].text == expected.choices[0].text[:200]
+
+
+class Reader:
+    """Reads a stream until it breaks, and keeps what came."""
+
+    def __init__(self, client: OutriderClient, seed: int) -> None:
+        self.client = client
+        self.seed = seed
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.under_way = asyncio.Event()
+
+    async def run(self) -> str:
+        """Return the cause of the break."""
+        try:
+            await self._read()
+        except EngineUnavailable as error:
+            return error.cause
+        raise AssertionError("the stream ended well")
+
+    async def _read(self) -> None:
+        async with aclosing(self.client.stream(request(max_tokens=LONG, seed=self.seed))) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    self.token_ids.extend(event.token_ids)
+                    self.text += event.text
+                    self.under_way.set()
+
+    async def rest(self) -> str:
+        """The text from where it broke."""
+        resumed = replace(request(max_tokens=LONG, seed=self.seed), resume_token_ids=tuple(self.token_ids))
+        return (await self.client.generate(resumed)).choices[0].text
+
+
+@pytest.mark.parametrize(
+    ("victim", "named"), [("PeerRankActor", "rank 1: its process has died"), ("PrimaryRankActor", "")]
+)
+async def test_a_dead_rank_ends_every_stream_and_each_resumes_with_the_same_text(
+    client: OutriderClient, scripted_cluster: Served, victim: str, named: str
+) -> None:
+    expected = [(await client.generate(request(max_tokens=LONG, seed=seed))).choices[0].text for seed in (1, 2)]
+    readers = [Reader(client, seed) for seed in (1, 2)]
+    broken = [asyncio.ensure_future(reader.run()) for reader in readers]
+    by_itself = asyncio.ensure_future(client.generate(request(max_tokens=LONG, seed=1), resume=True))
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(reader.under_way.wait() for reader in readers))
+    scripted_cluster.kill(victim)
+    causes = await asyncio.gather(*broken)
+    assert all(named in cause for cause in causes), causes
+    assert (await by_itself).choices[0].text == expected[0]
+    for reader, text in zip(readers, expected, strict=True):
+        assert reader.text + await reader.rest() == text
+    (engine,) = await client.speculation_status()
+    assert engine.ready
