@@ -14,3 +14,10 @@ def scripted_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
     """The scripted engine with tp=2 and a draft, on a local Ray cluster of its own."""
     with served(SERVE / "scripted.yaml", tmp_path_factory.mktemp("scripted") / "serve.log") as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def laptop_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The real test model with tp=2 and its quantised self-draft: the embedded configuration."""
+    with served(SERVE / "laptop.yaml", tmp_path_factory.mktemp("laptop") / "serve.log") as cluster:
+        yield cluster

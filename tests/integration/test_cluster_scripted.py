@@ -1,15 +1,18 @@
 """The deployment end to end over Serve's ingress, with the scripted engine on a local Ray cluster."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 
 import grpc
 import grpc.aio
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.support.drafting import wait_until_drafting
 from tests.support.served import Served
 
 from outrider.core.errors import (
@@ -46,17 +49,6 @@ def request(
 async def client(scripted_cluster: Served) -> AsyncIterator[OutriderClient]:
     async with OutriderClient(scripted_cluster.address) as made:
         yield made
-
-
-async def wait_until_drafting(client: OutriderClient) -> None:
-    """Return once a draft is connected: the service is ready without it."""
-    async with asyncio.timeout(60):
-        while not await drafting(client):  # noqa: ASYNC110 - the other end is another process
-            await asyncio.sleep(0.1)
-
-
-async def drafting(client: OutriderClient) -> bool:
-    return any(link.connected for engine in await client.speculation_status() for link in engine.draft_links)
 
 
 async def test_speculation_changes_nothing_but_the_number_of_rounds(client: OutriderClient) -> None:
@@ -246,3 +238,15 @@ async def test_a_dead_rank_ends_every_stream_and_each_resumes_with_the_same_text
         assert reader.text + await reader.rest() == text
     (engine,) = await client.speculation_status()
     assert engine.ready
+
+
+async def test_a_hung_rank_is_found_by_its_silence_and_killed(client: OutriderClient, scripted_cluster: Served) -> None:
+    expected = (await client.generate(request())).choices[0].text
+    hung = scripted_cluster.signal("PeerRankActor", signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        while (await client.speculation_status())[0].ready:  # noqa: ASYNC110 - the other end is another process
+            await asyncio.sleep(0.1)
+    (engine,) = await client.speculation_status()
+    assert "rank 1: no answer for 3 s" in engine.problem
+    assert (await client.generate(request(), resume=True)).choices[0].text == expected
+    assert not psutil.pid_exists(hung), "a stopped process would hold its memory for ever"

@@ -35,8 +35,13 @@ class Served:
 
     def kill(self, title: str) -> None:
         """SIGKILL the one process with this title."""
+        self.signal(title, signal.SIGKILL)
+
+    def signal(self, title: str, number: signal.Signals) -> int:
+        """Send a signal to the one process with this title; returns its id."""
         (pid,) = self.pids(title)
-        psutil.Process(pid).kill()
+        psutil.Process(pid).send_signal(number)
+        return pid
 
 
 @contextlib.contextmanager
