@@ -166,6 +166,11 @@ class Drafter:
         if link is not None:
             self._residents.remove_link(link)
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences held over all links."""
+        return self._residents.num_sequences
+
     def has_link(self, link_id: int) -> bool:
         """True from `connect` until `disconnect` or the target's Goodbye."""
         return link_id in self._residents.links
