@@ -3,6 +3,7 @@
 import typer
 
 from outrider_cluster.cli.demo import demo
+from outrider_cluster.cli.emulate import emulate
 from outrider_cluster.cli.generate import generate
 from outrider_cluster.cli.models import models
 from outrider_cluster.cli.serve import serve
@@ -20,6 +21,7 @@ app.command()(serve)
 app.command()(generate)
 app.command()(status)
 app.command()(demo)
+app.command()(emulate)
 app.add_typer(models, name="models")
 
 

@@ -14,6 +14,9 @@ from outrider_cluster.cli.terminal import errors_as_exit_codes, progress
 
 __all__ = ["emulate"]
 
+_PIPE_WIDTH = 140
+_JOBS = os.cpu_count() or 1
+
 T = TypeVar("T")
 
 
@@ -29,6 +32,7 @@ def emulate(
     ] = "virtual",
     k: Annotated[int, typer.Option("--k", help="Draft tokens a round; the most of them for auto.")] = 7,
     steps: Annotated[int | None, typer.Option(help="Measured engine steps of each run.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes of a virtual sweep.")] = _JOBS,
 ) -> None:
     """Compare plain, sequential, cached and self-tuned decoding of a 70B with a 1B draft, emulated.
 
@@ -38,9 +42,9 @@ def emulate(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with errors_as_exit_codes():
         from outrider.emulation.chart import speedup_chart
-        from outrider.emulation.harness import EmulationMode, run_emulation
+        from outrider.emulation.harness import EmulationMode
         from outrider.emulation.report import report_as_json
-        from outrider.emulation.sweep import Sweep
+        from outrider.emulation.sweep import Sweep, run_sweep
         from outrider_cluster.cli.emulation_table import sweep_table, sweep_title
 
         sweep = Sweep(
@@ -50,15 +54,24 @@ def emulate(
             k=k,
             steps=steps,
         )
+        for file in (as_json, plot):
+            if file is not None and not file.parent.is_dir():
+                raise ConfigError(f"{file}: the folder does not exist")
         rows = []
-        for number, run in enumerate(sweep.runs(), 1):
-            progress(f"{number}/{len(sweep)}  batch {run.batch}, acceptance {run.acceptance:g}, {run.mode.value}")
-            rows.append(run_emulation(run, clock=clock))
+        for row in run_sweep(sweep, clock=clock, jobs=min(jobs, len(sweep))):
+            rows.append(row)
+            progress(f"{len(rows)}/{len(sweep)}  batch {row.batch}, acceptance {row.alpha:g}, {row.mode}")
         if as_json is not None:
             as_json.write_text(json.dumps(report_as_json(sweep, rows, clock=clock), indent=2) + "\n")
         if plot is not None:
             plot.write_text(speedup_chart(rows, sweep_title(sweep, clock)))
-        Console().print(sweep_table(sweep, rows, clock))
+        _console().print(sweep_table(sweep, rows, clock))
+
+
+def _console() -> Console:
+    """The terminal; a pipe has no width of its own, and what reads it can scroll."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 
 
 def _listed(option: str, text: str, convert: Callable[[str], T]) -> tuple[T, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from outrider.emulation.harness import Row
@@ -11,6 +12,11 @@ from outrider.emulation.sweep import Sweep
 __all__ = ["sweep_table", "sweep_title"]
 
 _PUBLISHED_K = 5
+_HEADINGS = (
+    *("α", "batch", "mode", "tok/s", "total", "× plain", "bound", "of it"),
+    *("tok/round", "hit rate", "hits", "K", "draft busy"),
+)
+_CAPTION = "tok/s and bound: of each stream. hits: rounds whose block came without a round trip."
 
 
 def sweep_title(sweep: Sweep, clock: str) -> str:
@@ -20,23 +26,11 @@ def sweep_title(sweep: Sweep, clock: str) -> str:
 
 def sweep_table(sweep: Sweep, rows: Sequence[Row], clock: str) -> Table:
     """One line a run; the published speed-up beside ours where there is one for the same K."""
-    table = Table(title=sweep_title(sweep, clock))
+    table = Table(title=sweep_title(sweep, clock), box=SIMPLE, collapse_padding=True, pad_edge=False, caption=_CAPTION)
     ratios = speedups(rows)
     shows_published = sweep.k == _PUBLISHED_K and any(_published(row) for row in rows)
-    headings = (
-        "α",
-        "batch",
-        "mode",
-        "tok/s stream",
-        "total",
-        "× plain",
-        "bound",
-        "of bound",
-        "tokens/round",
-        "hit rate",
-    )
-    for heading in (*headings, "hits", "K", "draft busy", *(["published ×"] if shows_published else [])):
-        table.add_column(heading, justify="left" if heading == "mode" else "right")
+    for heading in (*_HEADINGS, *(["published"] if shows_published else [])):
+        table.add_column(heading, justify="left" if heading == "mode" else "right", no_wrap=True)
     for row in rows:
         ratio = ratios.get((row.alpha, row.batch, row.mode))
         cells = [

@@ -1,17 +1,23 @@
 """Runs an emulated pair under a constant load and says what came out, beside what could have."""
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Literal
 
 from outrider.core.policy import GateSettings
-from outrider.core.speculation import SpeculationPreference
+from outrider.core.speculation import SpeculationMode, SpeculationPreference
 from outrider.emulation.bound import BoundModel
-from outrider.emulation.pair import PairProfile, PairSettings
+from outrider.emulation.pair import Load, PairProfile, PairSettings
 from outrider.emulation.sample import Sample
 from outrider.emulation.virtual_run import run_virtual
+from outrider.emulation.wall_run import run_wall
 from outrider.engine.emulated.text import TextSettings
 
-__all__ = ["EmulationMode", "EmulationRun", "Row", "gate_for", "run_emulation"]
+__all__ = ["EmulationClock", "EmulationMode", "EmulationRun", "Row", "gate_for", "run_emulation"]
+
+EmulationClock = Literal["virtual", "wall"]
+"""virtual: software is free and noise absent; wall: real time, real gRPC, real waits."""
 
 
 class EmulationMode(Enum):
@@ -71,26 +77,39 @@ class Row:
 
 
 def gate_for(mode: EmulationMode, k: int) -> GateSettings:
-    """Settings under which an engine runs in one mode, whatever the load."""
-    if mode is EmulationMode.PLAIN:
-        return GateSettings(preference=SpeculationPreference.OFF)
-    if mode is EmulationMode.AUTO:
-        return GateSettings(max_num_draft_tokens=k, batch_size_threshold=None)
-    return GateSettings(preference=SpeculationPreference.ON, max_num_draft_tokens=k, batch_size_threshold=None)
+    """Settings under which an engine runs in one mode, whatever the load.
 
-
-def run_emulation(run: EmulationRun) -> Row:
-    """Run one point in virtual time, with the mode's own gate settings or those of the run."""
-    settings = _pair(run)
-    result = run_virtual(
-        settings,
-        run.gate or gate_for(run.mode, run.k),
-        drafts=run.mode is not EmulationMode.PLAIN,
-        warmup_steps=run.warmup_steps,
-        steps=run.steps,
-        first_seed=run.first_seed,
+    `auto` is left to the gate's own estimates: no threshold of load or acceptance gets in their way.
+    """
+    settings = GateSettings(
+        preference=SpeculationPreference.ON, max_num_draft_tokens=k, batch_size_threshold=None, min_acceptance_rate=0.0
     )
-    return _row(run, settings, result.span)
+    match mode:
+        case EmulationMode.PLAIN:
+            return replace(settings, preference=SpeculationPreference.OFF)
+        case EmulationMode.SEQUENTIAL:
+            return replace(settings, mode=SpeculationMode.SEQUENTIAL)
+        case EmulationMode.CACHED:
+            return replace(settings, mode=SpeculationMode.CACHED)
+        case EmulationMode.AUTO:
+            return replace(settings, preference=SpeculationPreference.AUTO, mode=None)
+
+
+def run_emulation(run: EmulationRun, *, clock: EmulationClock = "virtual") -> Row:
+    """Run one point, with the mode's own gate settings or those of the run.
+
+    In virtual time in this process; in real time over processes of its own, as long as the steps take.
+    Raises what a part of the run raises.
+    """
+    settings = _pair(run)
+    gate = run.gate or gate_for(run.mode, run.k)
+    drafts = run.mode is not EmulationMode.PLAIN
+    load = Load(warmup_steps=run.warmup_steps, steps=run.steps, first_seed=run.first_seed)
+    if clock == "wall":
+        span = asyncio.run(run_wall(settings, gate, load, drafts=drafts))
+    else:
+        span = run_virtual(settings, gate, load, drafts=drafts).span
+    return _row(run, settings, span)
 
 
 def _pair(run: EmulationRun) -> PairSettings:

@@ -26,18 +26,25 @@ from outrider.target.loop import EngineLoop
 from outrider.target.running import RunningSequence
 
 __all__ = [
+    "MAX_K",
+    "TOKENIZER",
+    "VOCAB_SIZE",
     "EmulatedDraft",
     "EmulatedTarget",
+    "Load",
     "PairProfile",
     "PairSettings",
     "emulated_request",
     "greeting",
 ]
 
-_VOCAB_SIZE = 512
+VOCAB_SIZE = 128
+"""Of both engines."""
+TOKENIZER = ScriptedTokenizer(VOCAB_SIZE)
+"""Text for the ids, where a stack needs some."""
+MAX_K = 16
+"""Most draft tokens of a round, whatever the settings."""
 _BLOCK_SIZE = 16
-_MAX_K = 16
-_TOKENIZER = ScriptedTokenizer(_VOCAB_SIZE)
 _DRAFT_ROOM = 4
 """KV of the draft over that of the target, for the branches of outcome tables."""
 
@@ -77,7 +84,7 @@ class PairSettings:
     @property
     def num_blocks(self) -> int:
         """KV blocks that hold every stream and its drafted rows."""
-        return self.batch * (-(-(self.max_model_len + _MAX_K) // _BLOCK_SIZE) + 1)
+        return self.batch * (-(-(self.max_model_len + MAX_K) // _BLOCK_SIZE) + 1)
 
     def engine_config(self, device: DeviceProfile, *, drafts: bool) -> EmulatedConfig:
         """The engine of either side."""
@@ -85,27 +92,39 @@ class PairSettings:
             role="draft" if drafts else "target",
             device=device,
             text=self.text,
-            vocab_size=_VOCAB_SIZE,
+            vocab_size=VOCAB_SIZE,
             num_blocks=self.num_blocks * (_DRAFT_ROOM if drafts else 1),
             block_size=_BLOCK_SIZE,
-            max_model_len=self.max_model_len + (_MAX_K if drafts else 0),
+            max_model_len=self.max_model_len + (MAX_K if drafts else 0),
         )
 
     @property
     def target_config(self) -> TargetConfig:
         """Settings of the engine loop: the whole load runs at once."""
-        rows = self.batch * max(1 + _MAX_K, self.prompt_len)
-        return TargetConfig(max_num_seqs=self.batch, max_num_batched_tokens=rows, max_draft_tokens_limit=_MAX_K)
+        rows = self.batch * max(1 + MAX_K, self.prompt_len)
+        return TargetConfig(max_num_seqs=self.batch, max_num_batched_tokens=rows, max_draft_tokens_limit=MAX_K)
 
     @property
     def draft_config(self) -> DraftConfig:
         """Settings of the drafter: the whole load is one round."""
         return DraftConfig(
             max_num_seqs=max(256, self.batch),
-            max_num_draft_tokens=_MAX_K,
+            max_num_draft_tokens=MAX_K,
             max_round_seqs=max(64, self.batch),
             max_queued_rows=max(256, self.batch),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How long the streams run."""
+
+    steps: int
+    """Engine steps that are measured."""
+    warmup_steps: int
+    """Engine steps before them."""
+    first_seed: int = 1
+    """The streams run the texts with this number and those that follow."""
 
 
 class EmulatedTarget:
@@ -122,7 +141,7 @@ class EmulatedTarget:
             engine=self.engine,
             config=settings.target_config,
             gate_settings=gate,
-            num_valid_ids=_VOCAB_SIZE,
+            num_valid_ids=VOCAB_SIZE,
             transport=transport,
             clock=clock,
             emit=self._emit,
@@ -130,8 +149,8 @@ class EmulatedTarget:
         self._sequences = SequenceFactory(
             config=settings.target_config,
             limits=self.engine.limits,
-            num_valid_ids=_VOCAB_SIZE,
-            detokenizers=_TOKENIZER.detokenizer,
+            num_valid_ids=VOCAB_SIZE,
+            detokenizers=TOKENIZER.detokenizer,
             clock=clock,
             fits_alone=self.loop.scheduler.fits_alone,
         )
@@ -165,8 +184,8 @@ class EmulatedDraft:
             identity=DraftIdentity(
                 incarnation=1,
                 model=settings.profile.draft.name,
-                vocab_size=_VOCAB_SIZE,
-                tokenizer_fingerprint=_TOKENIZER.fingerprint(),
+                vocab_size=VOCAB_SIZE,
+                tokenizer_fingerprint=TOKENIZER.fingerprint(),
             ),
             config=self.config,
             clock=clock,
@@ -180,9 +199,9 @@ def greeting(settings: PairSettings, engine_id: str = "emulated") -> Hello:
         engine_epoch=1,
         link_id=1,
         target_model=settings.profile.target.name,
-        vocab_size=_VOCAB_SIZE,
-        tokenizer_fingerprint=_TOKENIZER.fingerprint(),
-        max_num_draft_tokens=_MAX_K,
+        vocab_size=VOCAB_SIZE,
+        tokenizer_fingerprint=TOKENIZER.fingerprint(),
+        max_num_draft_tokens=MAX_K,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.batch,
     )
@@ -195,7 +214,7 @@ def emulated_request(
     filler = (0,) * (settings.prompt_len - HEADER_LEN)
     return SequenceRequest(
         request_id=f"text-{seed}",
-        prompt_token_ids=(*header_tokens(seed, _VOCAB_SIZE), *filler),
+        prompt_token_ids=(*header_tokens(seed, VOCAB_SIZE), *filler),
         sampling=SamplingParams(temperature=0.0),
         stop=StopConditions(max_tokens=settings.max_tokens),
         noise_key=seed,

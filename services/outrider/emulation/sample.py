@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from outrider.emulation.pair import EmulatedDraft, EmulatedTarget
+from outrider.core.dispatch import SpeculationTotals
 
-__all__ = ["Sample", "take_sample"]
+__all__ = ["Sample", "sample_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +36,20 @@ class Sample:
         )
 
 
-def take_sample(target: EmulatedTarget, draft: EmulatedDraft | None, now: float) -> Sample:
-    """Read the counters; on the thread that runs the engine loop."""
-    counters = target.loop.counters
-    stats = [one.sequence.stats for one in target.loop.scheduler.all()]
+def sample_of(
+    totals: SpeculationTotals, *, seconds: float, draft_busy_s: float, committed: int | None = None
+) -> Sample:
+    """The counters of an engine at `seconds`, with the time that the draft's device has spent by then.
+
+    `committed` counts tokens elsewhere than in the engine.
+    """
     return Sample(
-        seconds=now,
-        steps=counters.steps,
-        rounds=counters.rounds,
-        committed=counters.committed,
-        verified=counters.verified,
-        lookups=sum(one.cached_lookups for one in stats),
-        hits=sum(one.cached_hits for one in stats),
-        draft_busy_s=draft.engine.busy_s if draft is not None else 0.0,
+        seconds=seconds,
+        steps=totals.steps,
+        rounds=totals.rounds,
+        committed=totals.committed if committed is None else committed,
+        verified=totals.verified,
+        lookups=totals.cached_lookups,
+        hits=totals.cached_hits,
+        draft_busy_s=draft_busy_s,
     )

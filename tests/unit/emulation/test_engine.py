@@ -18,6 +18,7 @@ from outrider.engine.factory import build_engine
 
 TEXT = TextSettings(acceptance=0.6)
 PROMPT = [7, 8, 9, 10, 11]
+HEADER = (7, 8, 9, 10)
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -55,7 +56,7 @@ def run(engine: EmulatedEngine, *slices: ForwardSlice) -> torch.Tensor:
 def test_the_targets_greedy_draws_are_the_text() -> None:
     logits = run(target(), piece([*PROMPT, 1, 2], num_logits=3))
     text = SyntheticText(TEXT, 512)
-    right = [text.token(PROMPT[:4], 5 + i) for i in range(3)]
+    right = [text.token(HEADER, 5 + i) for i in range(3)]
     row = VerifyRow(
         sampling=GREEDY,
         prefix=PROMPT,
@@ -78,7 +79,7 @@ def test_the_drafts_ranking_is_that_of_the_text() -> None:
         q_top_k=8,
         num_ranked=8,
     )
-    guesses = SyntheticText(TEXT, 512).guesses(PROMPT[:4], 5)
+    guesses = SyntheticText(TEXT, 512).guesses(HEADER, 5)
     proposed = propose(logits, [row])[0]
     assert proposed.token_id == guesses.token_ids[0]
     assert proposed.ranked_token_ids == guesses.token_ids[:8]
@@ -90,13 +91,13 @@ def test_margins_keep_the_order_of_confidence() -> None:
     logits = run(engine, piece([*PROMPT, *range(20)], num_logits=20))
     best = logits.topk(2, dim=1).values
     margins = (best[:, 0] - best[:, 1]).tolist()
-    confidence = [text.guesses(PROMPT[:4], 6 + i).margin for i in range(20)]
+    confidence = [text.guesses(HEADER, 6 + i).margin for i in range(20)]
     assert len({round(one, 4) for one in margins}) == 2
     assert sorted(range(20), key=lambda i: margins[i]) == sorted(range(20), key=lambda i: confidence[i])
 
 
 def test_a_short_text_has_a_next_token_too() -> None:
-    assert run(target(), piece([5])).argmax().item() == SyntheticText(TEXT, 512).token([5], 1)
+    assert run(target(), piece([5])).argmax().item() == SyntheticText(TEXT, 512).token((5,), 1)
 
 
 def test_the_text_goes_on_from_kv() -> None:

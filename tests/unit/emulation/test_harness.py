@@ -6,7 +6,7 @@ import pytest
 
 from outrider.emulation.bound import BoundModel, expected_tokens, outcome_hit_rate
 from outrider.emulation.harness import EmulationMode, EmulationRun, gate_for, run_emulation
-from outrider.emulation.pair import PairProfile, PairSettings
+from outrider.emulation.pair import Load, PairProfile, PairSettings
 from outrider.emulation.virtual_run import VirtualResult, run_virtual
 from outrider.engine.emulated.device import h100_llama_1b, h100_tp4_llama_70b
 from outrider.engine.emulated.text import COUPLED_RANK_SHARES, TextSettings
@@ -83,7 +83,7 @@ def test_a_longer_hop_costs_two_hops_a_round() -> None:
 def virtual(mode: EmulationMode, *, batch: int, k: int, steps: int) -> VirtualResult:
     settings = PairSettings(text=TextSettings(acceptance=0.7), batch=batch, max_tokens=1000)
     drafts = mode is not PLAIN
-    return run_virtual(settings, gate_for(mode, k), drafts=drafts, warmup_steps=1, steps=steps)
+    return run_virtual(settings, gate_for(mode, k), Load(warmup_steps=1, steps=steps), drafts=drafts)
 
 
 @pytest.mark.parametrize("k", [1, 4, 8])

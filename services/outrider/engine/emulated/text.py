@@ -14,8 +14,8 @@ nothing of a block is looked at, and a block drafted for an outcome counts only 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from math import log
 
@@ -40,6 +40,7 @@ HEADER_LEN = 4
 
 _MASK = (1 << 64) - 1
 _MAX_CONFIDENCE = 0.999
+_RECENT_POSITIONS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class Guesses:
 
 
 class SyntheticText:
-    """Tokens and guesses by header and position. Holds no state."""
+    """Tokens and guesses by header and position."""
 
     def __init__(self, settings: TextSettings, vocab_size: int) -> None:
         """Raises `ConfigError` when the vocabulary is too small for the guesses."""
@@ -96,15 +97,20 @@ class SyntheticText:
         self._vocab_size = vocab_size
         self._num_guesses = 1 + len(settings.rank_shares)
         self._bounds = tuple(accumulate(settings.rank_shares))
+        # Branches of one text ask for the same positions again and again.
+        self._recent = lru_cache(_RECENT_POSITIONS)(self._make_guesses)
         if vocab_size <= self._num_guesses:
             raise ConfigError(f"vocab_size: {vocab_size} does not hold {self._num_guesses} guesses and a token")
 
-    def token(self, header: Sequence[int], position: int) -> int:
+    def token(self, header: tuple[int, ...], position: int) -> int:
         """The target's token at `position`; `header` is the text below it, at most HEADER_LEN tokens."""
         return self._hash(header, position, 0) % self._vocab_size
 
-    def guesses(self, header: Sequence[int], position: int) -> Guesses:
+    def guesses(self, header: tuple[int, ...], position: int) -> Guesses:
         """The draft's ranked guesses for `position`."""
+        return self._recent(header, position)
+
+    def _make_guesses(self, header: tuple[int, ...], position: int) -> Guesses:
         token, luck = self.token(header, position), self._hash(header, position, 1)
         confidence = self._confidence(position, luck & 1)
         # The lowest bit has chosen the confidence; the others stay uniform.
@@ -129,7 +135,7 @@ class SyntheticText:
         place = 1 + bisect_right(self._bounds, (luck - confidence) / (1 - confidence))
         return place if place < self._num_guesses else None
 
-    def _hash(self, header: Sequence[int], position: int, purpose: int) -> int:
+    def _hash(self, header: tuple[int, ...], position: int, purpose: int) -> int:
         state = self._settings.noise_key * 0x9E3779B97F4A7C15
         for value in header:
             state = _mixed(state + value + 1)
