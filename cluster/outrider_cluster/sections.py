@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from pydantic import model_validator as validator
 
 from outrider.core.policy import GateSettings
-from outrider.core.speculation import SpeculationPreference
+from outrider.core.speculation import SpeculationMode, SpeculationPreference
 
 __all__ = [
     "SELF_DRAFT",
@@ -227,6 +227,12 @@ class SpeculationSettings(Section):
 
     preference: Literal["auto", "off", "on"] = "auto"
     """off: never; on: whenever possible, past the policy below; auto: by the policy."""
+    mode: Literal["auto", "sequential", "cached"] = "sequential"
+    """How blocks are obtained. sequential: drafted on request, while the target waits; cached: drafted
+    ahead for likely outcomes, while the target verifies; auto: whatever the measured times, acceptance
+    and hit rate say is fastest now, plain decoding included."""
+    max_branches: PositiveInt = 24
+    """cached: most outcomes per sequence that the draft prepares for."""
     max_num_draft_tokens: int = Field(default=5, ge=0, le=64)
     """Most draft tokens per round, K."""
     batch_size_threshold: NonNegativeInt | None = 32
@@ -237,14 +243,17 @@ class SpeculationSettings(Section):
     max_temperature: NonNegativeFloat | None = None
     """Off for requests above this temperature; null: no limit."""
     probe_interval_rounds: PositiveInt = 32
-    max_draft_wait_ms: NonNegativeFloat = 2.0
-    """Longest that a verify step waits for a proposal that is about to arrive."""
+    max_draft_wait_ms: PositiveFloat = 50.0
+    """Longest planned wait for a block that was asked for. The wait follows the measured round trip;
+    when it is over, the row goes on without a block."""
     ngram: NgramSettings = NgramSettings()
 
     def gate(self) -> GateSettings:
         """The settings as the gate reads them."""
         return GateSettings(
             preference=SpeculationPreference(self.preference),
+            mode=None if self.mode == "auto" else SpeculationMode(self.mode),
+            max_branches=self.max_branches,
             max_num_draft_tokens=self.max_num_draft_tokens,
             batch_size_threshold=self.batch_size_threshold,
             batch_size_hysteresis=self.batch_size_hysteresis,
