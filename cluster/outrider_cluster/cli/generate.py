@@ -65,4 +65,4 @@ def _show_text(event: GenerationEvent) -> None:
     elif (summary := summary_of(event)) is not None:
         sys.stdout.write("\n")
         sys.stdout.flush()
-        messages.print(summary, style="dim", markup=False)
+        messages.print(summary, style="dim", markup=False, soft_wrap=True)

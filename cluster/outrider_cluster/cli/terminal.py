@@ -22,12 +22,12 @@ _FAILED = 1
 
 def progress(text: str) -> None:
     """One line about what is happening."""
-    messages.print(text, style="dim", markup=False)
+    messages.print(text, style="dim", markup=False, soft_wrap=True)
 
 
 def fail(problem: str) -> NoReturn:
     """End the command with an error."""
-    messages.print(f"error: {problem}", style="red", markup=False)
+    messages.print(f"error: {problem}", style="red", markup=False, soft_wrap=True)
     raise typer.Exit(_FAILED)
 
 

