@@ -1,4 +1,4 @@
-"""The analytic bound of each schedule (design, sections 5 and 6): what no software can beat.
+"""The analytic bound of each schedule (design, sections 5 and 6), with software that costs nothing.
 
 For n sequences, acceptance a at every position, hop h, T(rows) a verify step and s(rows) a draft step:
 
@@ -12,8 +12,10 @@ For n sequences, acceptance a at every position, hop h, T(rows) a verify step an
   after a miss yields E(k').
 - H: the sum of the largest P_j r_i over accepted lengths j and ranks i, one for each branch.
 
-Confidence that varies by position (`confidence_spread`) leaves E unchanged, and lets a draft that uses
-its margins hit a little more often than H.
+Each bound is the mean of a schedule with one K. A run may lie a little above it: by chance, since a
+thousand rounds know E within 2 %; because confidence that varies by position (`confidence_spread`)
+leaves E unchanged but lets a draft that uses its margins hit more often than H; or because it chooses
+K by row.
 """
 
 from collections.abc import Sequence

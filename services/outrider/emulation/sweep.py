@@ -12,7 +12,7 @@ from outrider.engine.emulated.text import TextSettings
 
 __all__ = ["Sweep", "run_sweep"]
 
-_ROUNDS = 640
+_ROUNDS = 512
 _MIN_STEPS = 32
 _WARMUP_SHARE = 4
 

@@ -78,16 +78,12 @@ class VirtualTime:
             actor.thread = threading.Thread(target=self._live, args=(actor,), name=actor.name, daemon=True)
             self._enqueue(actor, self._now)
             actor.thread.start()
-        if self._alive:
-            self._pass_on()
-            self._over.wait()
-        self._ending = True
-        for actor in self._actors:
-            with suppress(RuntimeError):  # it is free already: its actor has never taken it
-                actor.baton.release()
-        for actor in self._actors:
-            if actor.thread is not None:
-                actor.thread.join()
+        try:
+            if self._alive:
+                self._pass_on()
+                self._over.wait()
+        finally:
+            self._end()
         if self._failure is not None:
             raise self._failure
 
@@ -110,7 +106,19 @@ class VirtualTime:
             raise RuntimeError("no actor is running")
         return self._running
 
+    def _end(self) -> None:
+        """Unwind every actor that is left, and wait for the threads."""
+        self._ending = True
+        for actor in self._actors:
+            with suppress(RuntimeError):  # it is free already: its actor has not taken it yet
+                actor.baton.release()
+        for actor in self._actors:
+            if actor.thread is not None:
+                actor.thread.join()
+
     def _sleep_until(self, moment: float) -> None:
+        if self._ending:  # interrupted from outside
+            raise _Ended
         actor = self.current
         if moment != _NEVER:
             if self._first() > moment:
