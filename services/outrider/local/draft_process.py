@@ -46,9 +46,7 @@ class ChildDraft:
         Raises `EngineUnavailable` when it does not within `timeout_s`, or what it raised itself.
         """
         ours, theirs = Pipe()
-        command = [sys.executable, "-m", "outrider.local.draft_process", str(theirs.fileno())]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
+        process = _spawned(theirs)
         try:
             ours.send((engine_config, config))
             if not await asyncio.to_thread(ours.poll, timeout_s):
@@ -58,8 +56,10 @@ class ChildDraft:
                 raise answer
             return cls(process, ours, str(answer))
         except BaseException:
+            # Its end of the pipe goes with it, and with that the wait of the thread above.
+            process.kill()
+            process.wait()
             ours.close()
-            await asyncio.shield(asyncio.to_thread(_end, process))
             raise
 
     async def load(self) -> DraftLoad:
@@ -77,6 +77,15 @@ class ChildDraft:
         """End the process, by force if it does not end by itself."""
         self._pipe.close()
         await asyncio.to_thread(_end, self._process)
+
+
+def _spawned(pipe: Connection) -> subprocess.Popen[bytes]:
+    """Start a child at the other end of `pipe`, which is closed here."""
+    command = [sys.executable, "-m", "outrider.local.draft_process", str(pipe.fileno())]
+    try:
+        return subprocess.Popen(command, pass_fds=[pipe.fileno()])
+    finally:
+        pipe.close()
 
 
 def _received(pipe: Connection) -> object:

@@ -185,9 +185,7 @@ def _router(settings: LocalSettings, engine: ModelEngine, codec: Codec, host: En
     async def connect(endpoint: Endpoint) -> EngineSession:
         return host.connect("router")
 
-    pool = EnginePool(
-        directory=_OneEngine(), connect=connect, model=settings.name, time=LoopTime(), gate=settings.gate
-    )
+    pool = EnginePool(directory=_OneEngine(), connect=connect, model=settings.name, time=LoopTime(), gate=settings.gate)
     limits = RouterLimits(
         model=settings.name,
         max_model_len=engine.limits.max_model_len,
