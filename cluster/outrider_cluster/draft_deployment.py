@@ -22,6 +22,7 @@ from outrider.v1.speculation_pb2_grpc import add_SpeculationServiceServicer_to_s
 from outrider_cluster.assembly import draft_config, draft_engine_config, draft_model_name
 from outrider_cluster.codec import draft_codec
 from outrider_cluster.data_plane import ReplicaView
+from outrider_cluster.memory import check_start, draft_plan
 from outrider_cluster.node import own_address
 from outrider_cluster.sections import DraftSettings
 from outrider_cluster.settings import Environment, Settings
@@ -85,6 +86,7 @@ class DraftReplica:
     async def _start(self, settings: Settings, draft: DraftSettings) -> None:
         environment = Environment.read()
         codec = await asyncio.to_thread(draft_codec, settings, draft, environment, _log.info)
+        await asyncio.to_thread(check_start, draft_plan, settings, environment, _log.info)
         engine = await asyncio.to_thread(build_engine, draft_engine_config(settings, draft, environment), _log.info)
         config = draft_config(settings, draft)
         loop = DraftLoop(

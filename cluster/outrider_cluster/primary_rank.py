@@ -19,6 +19,7 @@ from outrider.v1.dispatch_pb2_grpc import add_DispatchServiceServicer_to_server
 from outrider_cluster.assembly import gate_settings, target_config, target_engine_config
 from outrider_cluster.codec import Codec, target_codec
 from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
+from outrider_cluster.memory import check_start, target_plan
 from outrider_cluster.settings import Environment, Settings
 
 __all__ = ["PrimaryRank"]
@@ -136,6 +137,8 @@ class PrimaryRank:
 
     def _build_engine(self) -> ModelEngine:
         config = self._engine_config
+        if config == target_engine_config(self._settings, self._environment):
+            check_start(target_plan, self._settings, self._environment, _log.info)
         if self._rendezvous is None:
             from outrider.engine.factory import build_engine
 

@@ -163,6 +163,9 @@ class TargetSettings(Scaled):
     tensor_parallel_size: PositiveInt = 1
     """Ranks per replica, all on one node."""
     kv: KvSettings
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory (of the system's, without GPUs) that the memory plan may spend; what
+    does not fit into it is refused at the start."""
     max_num_seqs: PositiveInt = 64
     """Most sequences in one step."""
     max_num_batched_tokens: PositiveInt = 2048

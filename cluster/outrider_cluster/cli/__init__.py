@@ -6,6 +6,7 @@ from outrider_cluster.cli.demo import demo
 from outrider_cluster.cli.emulate import emulate
 from outrider_cluster.cli.generate import generate
 from outrider_cluster.cli.models import models
+from outrider_cluster.cli.plan import plan
 from outrider_cluster.cli.serve import serve
 from outrider_cluster.cli.status import status
 
@@ -21,6 +22,7 @@ app.command()(serve)
 app.command()(generate)
 app.command()(status)
 app.command()(demo)
+app.command()(plan)
 app.command()(emulate)
 app.add_typer(models, name="models")
 

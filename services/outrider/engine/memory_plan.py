@@ -17,7 +17,7 @@ from typing import Literal
 from outrider.core.errors import ConfigError
 from outrider.engine.model_sizes import ModelSizes
 
-__all__ = ["GIB", "DraftLoad", "MemoryItem", "MemoryPlan", "MemorySettings", "plan_memory"]
+__all__ = ["GIB", "DraftLoad", "MemoryItem", "MemoryPlan", "MemorySettings", "blocks_in", "plan_memory"]
 
 GIB = 1 << 30
 _LOGIT_BYTES = 4
@@ -173,6 +173,13 @@ def plan_memory(sizes: ModelSizes, settings: MemorySettings, draft: DraftLoad | 
     return MemoryPlan(settings=settings, items=items, block_bytes=block, num_blocks=num_blocks)
 
 
+def blocks_in(kv_bytes: int, sizes: ModelSizes, settings: MemorySettings) -> int:
+    """Blocks in a pool of `kv_bytes` per rank; 0 when not even one fits."""
+    positions = sizes.num_layers * settings.block_size
+    one = 2 * positions * sizes.key_channels(settings.tensor_parallel_size) * _DTYPE_BYTES[settings.dtype]
+    return int(kv_bytes // one)
+
+
 def _items(sizes: ModelSizes, settings: MemorySettings, draft: DraftLoad | None) -> tuple[MemoryItem, ...]:
     items = _own_items(sizes, settings)
     if draft is not None:
@@ -236,8 +243,8 @@ def _refusal(sizes: ModelSizes, settings: MemorySettings, draft: DraftLoad | Non
     budget = ", ".join(f"{one.name} {one.num_bytes / GIB:.2f}" for one in _items(sizes, settings, draft))
     return (
         f"memory: {missing(settings) / GIB:.2f} GiB are missing: {needed / GIB:.2f} GiB are needed with {what}, and "
-        f"{settings.usable_bytes / GIB:.2f} GiB are usable ({budget}). "
-        + (f"{' or '.join(advice)}" if advice else f"Take devices with at least {_device_needed(settings, needed)} GiB")
+        f"{settings.usable_bytes / GIB:.2f} GiB are usable ({budget}). To fit, "
+        + (", or ".join(advice) if advice else f"take devices with at least {_device_needed(settings, needed)} GiB")
     )
 
 

@@ -155,7 +155,7 @@ def test_the_number_in_the_refusal_is_the_largest_that_works(changes: dict[str, 
     with pytest.raises(ConfigError) as refusal:
         plan_memory(BIG, settings)
     words = str(refusal.value).rstrip(".").split()
-    value: Any = float(words[words.index(knob, words.index("usable")) + 2])
+    value: Any = float(words[words.index(knob, words.index("fit,")) + 2].rstrip(","))
     step: float = 0.01 if knob == "gpu_memory_utilization" else -1
     value = value if knob == "gpu_memory_utilization" else int(value)
     plan_memory(BIG, replace(settings, **{knob: value}))
@@ -164,7 +164,7 @@ def test_the_number_in_the_refusal_is_the_largest_that_works(changes: dict[str, 
 
 
 def test_what_no_knob_can_mend_names_the_memory_needed() -> None:
-    with pytest.raises(ConfigError, match="Take devices with at least 27 GiB"):
+    with pytest.raises(ConfigError, match="take devices with at least 27 GiB"):
         plan_memory(BIG, replace(CARD, tensor_parallel_size=8, memory_bytes=10 * 10**9))
 
 

@@ -1,0 +1,74 @@
+"""Deploy and redeploy the application the way `serve deploy` and KubeRay do: by a declared state.
+
+Serve compares each declaration with the one before. As long as `args` and placement are the same,
+only `reconfigure` of the running replicas is called, and replicas that start later get the same.
+"""
+
+import time
+from typing import Any
+
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus, DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
+
+from outrider.core.errors import ConfigError, EngineUnavailable
+from outrider_cluster.app import APPLICATION, user_configs
+from outrider_cluster.live import fixed_difference
+from outrider_cluster.settings import Settings
+
+__all__ = ["Deployer"]
+
+_LOOK_AGAIN_S = 0.1
+_FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+
+
+class Deployer:
+    """The application of one `outrider serve`. Its arguments are those of the first deployment."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Deploys nothing yet."""
+        self._first = settings
+
+    def deploy(self, timeout_s: float) -> None:
+        """Deploy, and return once every replica is up (the engine may still be loading).
+
+        Raises `EngineUnavailable` saying what failed.
+        """
+        self._declare(self._first)
+        self._wait(timeout_s)
+
+    def update(self, settings: Settings) -> None:
+        """Apply settings that differ in live fields only.
+
+        Raises `ConfigError` naming the first other field; nothing has changed then.
+        """
+        fixed = fixed_difference(self._first, settings)
+        if fixed is not None:
+            raise ConfigError(f"{fixed}: a change here takes a restart")
+        self._declare(settings)
+
+    def _declare(self, settings: Settings) -> None:
+        application = ServeApplicationSchema(
+            name=APPLICATION,
+            import_path="outrider_cluster.app:build",
+            args={"settings": self._first.model_dump(mode="json")},
+            deployments=[
+                DeploymentSchema(name=name, user_config=config) for name, config in user_configs(settings).items()
+            ],
+        )
+        # `serve.run` gives every deployment a new version each time, which restarts all of them.
+        client: Any = _get_global_client()
+        client.deploy_apps(ServeDeploySchema(applications=[application]))
+
+    def _wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (found := serve.status().applications.get(APPLICATION)) is None or found.status not in (
+            ApplicationStatus.RUNNING,
+            *_FAILED,
+        ):
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(f"Serve has not started the application within {timeout_s:g} s")
+            # Another process's state, without a way to be told.
+            time.sleep(_LOOK_AGAIN_S)
+        if found.status in _FAILED:
+            raise EngineUnavailable(f"Serve cannot start the application: {found.message}")

@@ -1,0 +1,137 @@
+"""The memory plans of one deployment's settings: what each kind of device has to hold."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from outrider.core.errors import ConfigError
+from outrider.engine.device_memory import device_memory_bytes
+from outrider.engine.memory_plan import GIB, DraftLoad, MemoryPlan, MemorySettings, blocks_in, plan_memory
+from outrider.engine.model_sizes import ModelSizes
+from outrider.engine.models.config_file import read_config
+from outrider_cluster.assembly import draft_model_name
+from outrider_cluster.sections import DraftSettings, EngineKind, KvSettings
+from outrider_cluster.settings import Environment, Settings
+
+__all__ = ["DevicePlan", "check_start", "draft_plan", "plans_of", "target_plan"]
+
+_CPU_RUNTIME_BYTES = GIB // 2
+"""Interpreter and libraries of one process; there is no CUDA context."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """A plan, and the device that it is for."""
+
+    device: str
+    plan: MemoryPlan
+
+
+Progress = Callable[[str], None]
+PlanMaker = Callable[[Settings, Environment, int, Progress], DevicePlan | None]
+
+
+def plans_of(settings: Settings, environment: Environment, memory_bytes: int, progress: Progress) -> list[DevicePlan]:
+    """One plan per kind of device; `memory_bytes` is what one GPU has, or the system without GPUs.
+
+    Raises `ConfigError` with the number to change when something does not fit. A scripted engine
+    has no bytes to count: no plans.
+    """
+    makers = (target_plan, draft_plan)
+    plans = [make(settings, environment, memory_bytes, progress) for make in makers]
+    return [one for one in plans if one is not None]
+
+
+def target_plan(
+    settings: Settings, environment: Environment, memory_bytes: int, progress: Progress
+) -> DevicePlan | None:
+    """The device of rank 0; without GPUs the draft lives on it too. As `plans_of`."""
+    if settings.engine is EngineKind.SCRIPTED:
+        return None
+    sizes = _sizes(settings.model.name, environment, progress)
+    target = _target(settings, sizes, memory_bytes)
+    if target.device == "cuda":
+        return _named("the GPU of rank 0", sizes, target)
+    draft = settings.active_draft
+    load = None if draft is None else _draft(settings, draft, target, environment, progress)[0]
+    return _named("system memory", sizes, target, load)
+
+
+def draft_plan(
+    settings: Settings, environment: Environment, memory_bytes: int, progress: Progress
+) -> DevicePlan | None:
+    """The draft's own GPU; None where it has none. As `plans_of`."""
+    draft = settings.active_draft
+    if settings.engine is EngineKind.SCRIPTED or draft is None or not draft.num_gpus:
+        return None
+    target = _target(settings, _sizes(settings.model.name, environment, progress), memory_bytes)
+    load, own = _draft(settings, draft, target, environment, progress)
+    return _named("the draft's GPU", load.sizes, own)
+
+
+def check_start(make_plan: PlanMaker, settings: Settings, environment: Environment, log: Progress) -> None:
+    """Plan the device that this process is about to fill, and log the plan as one line.
+
+    Raises `ConfigError` with the number to change: better before the weights are read than after.
+    """
+    device: Literal["cuda", "cpu"] = "cuda" if settings.target.gpus_per_rank else "cpu"
+    one = make_plan(settings, environment, device_memory_bytes(device), log)
+    if one is not None:
+        log(f"{one.device}: {one.plan.summary()}")
+
+
+def _named(device: str, sizes: ModelSizes, settings: MemorySettings, draft: DraftLoad | None = None) -> DevicePlan:
+    try:
+        return DevicePlan(device, plan_memory(sizes, settings, draft))
+    except ConfigError as error:
+        raise ConfigError(f"{device}: {error}") from error
+
+
+def _sizes(name: str, environment: Environment, progress: Progress) -> ModelSizes:
+    return ModelSizes.of_config(read_config(name, environment.cache_dir, progress))
+
+
+def _target(settings: Settings, sizes: ModelSizes, memory_bytes: int) -> MemorySettings:
+    target = settings.target
+    on_gpu = bool(target.gpus_per_rank)
+    memory = MemorySettings(
+        memory_bytes=memory_bytes,
+        gpu_memory_utilization=target.gpu_memory_utilization,
+        device="cuda" if on_gpu else "cpu",
+        dtype=settings.model.dtype,
+        tensor_parallel_size=target.tensor_parallel_size,
+        max_model_len=settings.model.max_model_len,
+        max_num_seqs=target.max_num_seqs,
+        max_num_batched_tokens=target.max_num_batched_tokens,
+        num_draft_tokens=settings.speculation.max_num_draft_tokens,
+        block_size=target.kv.block_size,
+        runtime_bytes=GIB if on_gpu else _CPU_RUNTIME_BYTES,
+    )
+    return replace(memory, num_blocks=_num_blocks(target.kv, sizes, memory))
+
+
+def _draft(
+    settings: Settings,
+    draft: DraftSettings,
+    target: MemorySettings,
+    environment: Environment,
+    progress: Progress,
+) -> tuple[DraftLoad, MemorySettings]:
+    """The draft as a load on the target's device, and as the settings of a device of its own."""
+    sizes = _sizes(draft_model_name(settings, draft), environment, progress)
+    load = DraftLoad(sizes=sizes, dtype=draft.dtype, quantization=draft.quantization)
+    own = replace(
+        load.settings(target),
+        max_model_len=draft.max_model_len or settings.model.max_model_len,
+        max_num_seqs=draft.max_num_seqs,
+        max_num_batched_tokens=max(load.max_num_batched_tokens, draft.max_num_seqs),
+        block_size=draft.kv.block_size,
+    )
+    own = replace(own, num_blocks=_num_blocks(draft.kv, sizes, own))
+    return replace(load, num_blocks=own.num_blocks), own
+
+
+def _num_blocks(kv: KvSettings, sizes: ModelSizes, memory: MemorySettings) -> int | None:
+    if kv.num_blocks is not None or kv.cache_gib is None:
+        return kv.num_blocks
+    return blocks_in(round(kv.cache_gib * GIB), sizes, memory)
