@@ -7,6 +7,7 @@ router, target and draft everything travels by gRPC over loopback, as in a deplo
 import asyncio
 import contextlib
 import multiprocessing
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
@@ -158,6 +159,8 @@ async def _processes(
     """Draft and target, running; the target's address, and a question to the draft."""
     children: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
     context = multiprocessing.get_context("spawn")
+    # The children read it when they load torch: threads that share so little work wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     async def start(main: Callable[..., None], *args: object) -> tuple[str, Connection]:
         pipe, theirs = context.Pipe()
