@@ -1,23 +1,25 @@
 """Binds the plain classes to Serve: one application, whose arguments never change.
 
-Everything that may change while it runs travels as `user_config`; a change of an argument would
-redeploy every deployment.
+Everything that may change while it runs travels as `user_config`, one for each deployment. A change
+of an argument would redeploy every deployment.
 """
 
+from pathlib import Path
 from typing import Any
 
 from ray import serve
 from ray.serve import Application, Deployment
 
+from outrider.core.errors import ConfigError
 from outrider_cluster.draft_deployment import DraftReplica
 from outrider_cluster.placement import FRONT_CPUS, rank_bundles
 from outrider_cluster.router_deployment import RouterIngress
 from outrider_cluster.scaling import by_load, by_open_requests
 from outrider_cluster.sections import DraftSettings
-from outrider_cluster.settings import Settings
+from outrider_cluster.settings import Settings, load_settings
 from outrider_cluster.target_deployment import TargetFront
 
-__all__ = ["APPLICATION", "DRAFT", "ROUTER", "TARGET", "build_app"]
+__all__ = ["APPLICATION", "DRAFT", "ROUTER", "TARGET", "build", "build_app", "user_configs"]
 
 APPLICATION = "outrider"
 """Name of the application."""
@@ -26,6 +28,25 @@ ROUTER, TARGET, DRAFT = "Router", "Target", "Draft"
 
 _MANY_CALLS = 100
 """Control calls that may be open at once: a few per router, front and operator."""
+
+
+def build(args: dict[str, Any]) -> Application:
+    """For Serve's configuration files: `import_path: outrider_cluster.app:build`.
+
+    `args` holds either `settings`, the content of a configuration, or `config`, the path of one.
+    Raises `ConfigError`.
+    """
+    if set(args) == {"settings"}:
+        return build_app(Settings.model_validate(args["settings"]))
+    if set(args) == {"config"}:
+        return build_app(load_settings(Path(args["config"])))
+    raise ConfigError(f"args: give settings or config, not {sorted(args)}")
+
+
+def user_configs(settings: Settings) -> dict[str, dict[str, Any]]:
+    """The `user_config` of every deployment, by name."""
+    names = [ROUTER, TARGET] if settings.active_draft is None else [ROUTER, TARGET, DRAFT]
+    return {name: settings.model_dump(mode="json") for name in names}
 
 
 def build_app(settings: Settings) -> Application:

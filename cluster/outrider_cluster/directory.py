@@ -2,46 +2,63 @@
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from outrider.core.ports import Endpoint
+from outrider.core.ports import Clock, Endpoint
 from outrider_cluster.data_plane import ReplicaView
 
 __all__ = ["ServeDirectory", "in_order_of_preference"]
 
 
-class ServeDirectory:
-    """Implements `Directory` over a handle whose deployment answers `describe` with a `ReplicaView`."""
+_FORGET_AFTER_S = 10.0
 
-    def __init__(self, handle: DeploymentHandle[Any], *, timeout_s: float) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    view: ReplicaView
+    at_s: float
+
+
+class ServeDirectory:
+    """Implements `Directory` over a handle whose deployment answers `describe` with a `ReplicaView`.
+
+    Serve hides a replica while it reconfigures it, and all replicas of a small deployment at once. A
+    replica is therefore forgotten only when it has been missing for a while; whoever talks to a
+    dead one notices by itself.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any], *, timeout_s: float, clock: Clock) -> None:
         self._handle = handle
         self._timeout_s = timeout_s
-        self._views: tuple[ReplicaView, ...] = ()
+        self._clock = clock
+        self._seen: dict[str, _Seen] = {}
 
     @property
     def views(self) -> tuple[ReplicaView, ...]:
-        """What the last successful question found, replicas that do not serve included."""
-        return self._views
+        """The replicas known, those that do not serve included."""
+        return tuple(one.view for one in self._seen.values())
 
     async def endpoints(self) -> Sequence[Endpoint]:
         """The replicas that serve now. Raises `TimeoutError` when Serve or a replica does not answer."""
-        await self.refresh()
-        return [Endpoint(replica_id=one.replica_id, address=one.address) for one in self._views if one.address]
+        await self._refresh()
+        return [Endpoint(replica_id=one.replica_id, address=one.address) for one in self.views if one.address]
 
-    async def refresh(self) -> tuple[ReplicaView, ...]:
-        """Ask every replica. Raises `TimeoutError`; the last views stay then."""
+    async def _refresh(self) -> None:
         try:
             answers = await self._handle.broadcast("describe").results_async(
                 timeout_s=self._timeout_s, return_exceptions=True
             )
         except DeploymentUnavailableError:
             answers = []
-        # A replica that died meanwhile answers with an error; it is not there.
-        self._views = tuple(one for one in answers if isinstance(one, ReplicaView))
-        return self._views
+        now = self._clock.now()
+        kept = {key: one for key, one in self._seen.items() if now - one.at_s < _FORGET_AFTER_S}
+        # A replica that died meanwhile answers with an error.
+        answered = {one.replica_id: _Seen(view=one, at_s=now) for one in answers if isinstance(one, ReplicaView)}
+        self._seen = kept | answered
 
 
 def in_order_of_preference(endpoints: Sequence[Endpoint], engine_id: str) -> list[str]:

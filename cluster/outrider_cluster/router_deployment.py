@@ -78,7 +78,7 @@ class RouterIngress:
 
     async def _start(self, settings: Settings) -> None:
         codec = await asyncio.to_thread(target_codec, settings, self._environment, _log.info)
-        directory = ServeDirectory(self._targets, timeout_s=settings.router.directory_timeout_s)
+        directory = ServeDirectory(self._targets, timeout_s=settings.router.directory_timeout_s, clock=LoopTime())
         self._pool = EnginePool(
             directory=directory,
             connect=self._connect,

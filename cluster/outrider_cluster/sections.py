@@ -7,7 +7,16 @@ Numbers that must be positive are checked here, so that a negative or zero time-
 from enum import Enum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 from pydantic import model_validator as validator
 
 from outrider.core.policy import GateSettings
@@ -250,6 +259,12 @@ class SpeculationSettings(Section):
     """Longest planned wait for a block that was asked for. The wait follows the measured round trip;
     when it is over, the row goes on without a block."""
     ngram: NgramSettings = NgramSettings()
+
+    @field_validator("preference", mode="before")
+    @classmethod
+    def _words(cls, value: object) -> object:
+        # In YAML 1.1 the bare words on and off are booleans.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     def gate(self) -> GateSettings:
         """The settings as the gate reads them."""

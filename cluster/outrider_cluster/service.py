@@ -2,24 +2,27 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from outrider.core.errors import EngineUnavailable
-from outrider_cluster.app import APPLICATION, ROUTER, TARGET, build_app
+from outrider_cluster.app import APPLICATION, ROUTER, TARGET
 from outrider_cluster.codec import check_draft_vocabulary
 from outrider_cluster.data_plane import ReplicaView
+from outrider_cluster.deploying import Deployer
 from outrider_cluster.ray_group import reason_of
 from outrider_cluster.ray_runtime import Ingress, running_serve
 from outrider_cluster.settings import Environment, Settings
 from outrider_cluster.stopping import StopSignals
 
-__all__ = ["running_service"]
+__all__ = ["Service", "running_service"]
 
 Progress = Callable[[str], None]
 
+_DEPLOY_TIMEOUT_S = 120.0
 _CHANGE_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 30.0
 """Longest that Serve may take beside what is asked of it."""
@@ -27,8 +30,17 @@ _ROUTER_TIMEOUT_S = 30.0
 _FAILURES_BEFORE_GIVING_UP = 3
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A deployment that serves."""
+
+    ingress: Ingress
+    update: Callable[[Settings], None]
+    """Apply changed settings while it runs: see `Deployer.update`."""
+
+
 @contextlib.contextmanager
-def running_service(settings: Settings, progress: Progress, signals: StopSignals | None = None) -> Iterator[Ingress]:
+def running_service(settings: Settings, progress: Progress, signals: StopSignals | None = None) -> Iterator[Service]:
     """Deploy, wait until an engine serves, and take everything down at the end.
 
     The draft is not waited for. Raises `ConfigError`, `CompatibilityError` (a draft with another
@@ -38,13 +50,14 @@ def running_service(settings: Settings, progress: Progress, signals: StopSignals
     progress("starting Ray" if settings.ray.address is None else f"joining Ray at {settings.ray.address}")
     with running_serve(settings, signals) as ingress:
         progress("deploying")
-        serve.run(build_app(settings), name=APPLICATION)
+        deployer = Deployer(settings)
         try:
             try:
+                deployer.deploy(_DEPLOY_TIMEOUT_S)
                 _wait_for_engine(progress)
             except RayError as error:
                 raise EngineUnavailable(reason_of(error)) from error
-            yield ingress
+            yield Service(ingress=ingress, update=deployer.update)
         finally:
             if settings.ray.address is not None:
                 # The cluster outlives us, so the application has to go by itself.

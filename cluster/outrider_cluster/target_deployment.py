@@ -16,6 +16,7 @@ from outrider.target.supervision import GroupPhase, GroupView, Supervisor
 from outrider_cluster.assembly import supervision_policy
 from outrider_cluster.data_plane import EngineIdentity, RankPulse, ReplicaView
 from outrider_cluster.directory import ServeDirectory, in_order_of_preference
+from outrider_cluster.live import fixed_difference
 from outrider_cluster.ray_group import RayRankGroup
 from outrider_cluster.settings import Settings
 
@@ -25,9 +26,6 @@ _log = logging.getLogger(__name__)
 
 _FAILURES_BEFORE_UNHEALTHY = 5
 """Rebuilding here has not helped so often in a row: Serve may try another place."""
-
-_LIVE_SECTIONS = ("speculation", "router", "grpc", "http", "telemetry")
-"""Sections whose change leaves the ranks alone: the router passes the gate's settings on."""
 
 
 class TargetFront:
@@ -48,10 +46,13 @@ class TargetFront:
         self._telling: asyncio.Task[None] | None = None
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Take settings over. The ranks are rebuilt when anything changes that they were built from."""
+        """Take settings over. The ranks are rebuilt when anything changes that they were built from.
+
+        The routers pass on what changes live.
+        """
         settings = Settings.model_validate(user_config)
         before, self._settings = self._settings, settings
-        if before is not None and _built_alike(before, settings):
+        if before is not None and fixed_difference(before, settings) is None:
             return
         await self._stop()
         self._supervisor = Supervisor(
@@ -127,7 +128,7 @@ class TargetFront:
         if self._settings is None:
             return
         timeout_s, interval_s = self._settings.router.directory_timeout_s, self._settings.router.directory_interval_s
-        directory = ServeDirectory(drafts, timeout_s=timeout_s)
+        directory = ServeDirectory(drafts, timeout_s=timeout_s, clock=MonotonicClock())
         while True:
             try:
                 addresses = in_order_of_preference(await directory.endpoints(), self._replica_id)
@@ -149,8 +150,3 @@ class TargetFront:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _built_alike(before: Settings, after: Settings) -> bool:
-    kept = {name: getattr(before, name) for name in _LIVE_SECTIONS}
-    return after.model_copy(update=kept) == before

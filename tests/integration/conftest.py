@@ -12,7 +12,10 @@ SERVE = Path(__file__).parents[2] / "infra" / "serve"
 @pytest.fixture(scope="session")
 def scripted_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The scripted engine with tp=2 and a draft, on a local Ray cluster of its own."""
-    with served(SERVE / "scripted.yaml", tmp_path_factory.mktemp("scripted") / "serve.log") as cluster:
+    folder = tmp_path_factory.mktemp("scripted")
+    config = folder / "scripted.yaml"
+    config.write_text((SERVE / "scripted.yaml").read_text())
+    with served(config, folder / "serve.log") as cluster:
         yield cluster
 
 

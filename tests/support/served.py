@@ -22,6 +22,7 @@ class Served:
     """A running deployment."""
 
     address: str
+    config: Path
     process: psutil.Process
 
     def pids(self, title: str) -> list[int]:
@@ -36,6 +37,11 @@ class Served:
     def kill(self, title: str) -> None:
         """SIGKILL the one process with this title."""
         self.signal(title, signal.SIGKILL)
+
+    def reload(self, text: str) -> None:
+        """Give the deployment another configuration while it runs."""
+        self.config.write_text(text)
+        self.process.send_signal(signal.SIGHUP)
 
     def signal(self, title: str, number: signal.Signals) -> int:
         """Send a signal to the one process with this title; returns its id."""
@@ -58,7 +64,8 @@ def served(config: Path, log: Path) -> Iterator[Served]:
     descendants = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     try:
         assert line.startswith("ready grpc="), f"{line!r}; {log.read_text()[-4000:]}"
-        yield Served(address=line.removeprefix("ready grpc=").strip(), process=psutil.Process(process.pid))
+        address = line.removeprefix("ready grpc=").strip()
+        yield Served(address=address, config=config, process=psutil.Process(process.pid))
     finally:
         if process.poll() is None:
             descendants = psutil.Process(process.pid).children(recursive=True)

@@ -74,11 +74,11 @@ def demo(
         from outrider_cluster.draft_alone import start_draft_alone
         from outrider_cluster.service import running_service
 
-        with running_service(settings, progress, signals) as ingress:
+        with running_service(settings, progress, signals) as service:
             progress("starting the draft model as an engine of its own, for comparison")
             _alive, draft_address = start_draft_alone(settings)
             codec = target_codec(settings, environment, progress)
-            rows = asyncio.run(_run(ingress.grpc_address, draft_address, codec, max_tokens))
+            rows = asyncio.run(_run(service.ingress.grpc_address, draft_address, codec, max_tokens))
         console.print(as_table(rows))
         if settings.active_draft.model == SELF_DRAFT:
             console.print(_SELF_DRAFT_NOTE)

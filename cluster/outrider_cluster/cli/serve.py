@@ -2,14 +2,19 @@
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_cluster.cli.terminal import claimed_stdout, errors_as_exit_codes, progress
+from outrider.core.errors import OutriderError
+from outrider_cluster.cli.terminal import claimed_stdout, errors_as_exit_codes, messages, progress
 from outrider_cluster.reaper import no_process_left
 from outrider_cluster.settings import default_settings, load_settings, prepare_environment
 from outrider_cluster.stopping import StopSignals
+
+if TYPE_CHECKING:
+    from outrider_cluster.service import Service
 
 __all__ = ["serve"]
 
@@ -19,7 +24,7 @@ def serve(
         Path | None, typer.Argument(help="Configuration file; without one, the embedded laptop configuration.")
     ] = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM. SIGHUP reads the file again and applies what can change live.
 
     Prints one line on standard output once an engine serves: ready grpc=HOST:PORT
     """
@@ -29,7 +34,19 @@ def serve(
         # Imports Ray, which reads the environment.
         from outrider_cluster.service import running_service
 
-        with running_service(settings, progress, signals) as ingress:
-            announce(f"ready grpc={ingress.grpc_address}")
-            while True:
-                signal.pause()
+        with running_service(settings, progress, signals) as service:
+            hangups: SimpleQueue[int] = SimpleQueue()
+            signal.signal(signal.SIGHUP, lambda number, frame: hangups.put(number))
+            announce(f"ready grpc={service.ingress.grpc_address}")
+            while hangups.get():
+                _reload(config, service)
+
+
+def _reload(config: Path | None, service: "Service") -> None:
+    """Apply the file as it is now. A file that cannot be applied changes nothing."""
+    try:
+        service.update(default_settings() if config is None else load_settings(config))
+    except OutriderError as error:
+        messages.print(f"not applied: {error}", style="red", markup=False, soft_wrap=True)
+    else:
+        progress("applied the configuration anew")

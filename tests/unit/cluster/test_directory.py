@@ -1,12 +1,17 @@
 """Who prefers which draft, and what is said about engines that do not serve."""
 
 from collections import Counter
+from typing import Any
+
+import pytest
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from outrider.core.dispatch import EngineStatus
 from outrider.core.ports import Endpoint
 from outrider_cluster.data_plane import ReplicaView
 from outrider_cluster.deployment_service import merge_statuses
-from outrider_cluster.directory import in_order_of_preference
+from outrider_cluster.directory import ServeDirectory, in_order_of_preference
 
 DRAFTS = [Endpoint(replica_id=f"d{index}", address=f"h:{index}") for index in range(4)]
 
@@ -49,3 +54,74 @@ def test_a_serving_engine_is_left_as_it_is() -> None:
     assert merge_statuses([well], [view("e", address="h:1")]) == [well]
     # The router is connected: its view is newer than the directory's.
     assert merge_statuses([well], [view("e", problem="engine is starting")]) == [well]
+
+
+class FakeServe:
+    """Stands for a handle: answers `describe` with what a test put in."""
+
+    def __init__(self) -> None:
+        self.answers: list[object] | Exception = []
+        self.time = 100.0
+
+    def broadcast(self, method: str) -> "FakeServe":
+        assert method == "describe"
+        return self
+
+    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[object]:
+        assert timeout_s > 0
+        assert return_exceptions
+        if isinstance(self.answers, Exception):
+            raise self.answers
+        return self.answers
+
+    def now(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def fake() -> FakeServe:
+    return FakeServe()
+
+
+@pytest.fixture
+def directory(fake: FakeServe) -> ServeDirectory:
+    handle: Any = fake
+    return ServeDirectory(handle, timeout_s=1.0, clock=fake)
+
+
+async def addresses(directory: ServeDirectory) -> list[str]:
+    return [one.address for one in await directory.endpoints()]
+
+
+async def test_only_serving_replicas_are_endpoints(fake: FakeServe, directory: ServeDirectory) -> None:
+    fake.answers = [view("a", address="h:1"), view("b", problem="starting"), RuntimeError("died meanwhile")]
+    assert await addresses(directory) == ["h:1"]
+    assert [one.replica_id for one in directory.views] == ["a", "b"]
+
+
+async def test_a_replica_that_serve_hides_for_a_moment_stays(fake: FakeServe, directory: ServeDirectory) -> None:
+    fake.answers = [view("a", address="h:1")]
+    await directory.endpoints()
+    fake.answers = DeploymentUnavailableError(DeploymentID(name="Target"))
+    fake.time += 9.9
+    assert await addresses(directory) == ["h:1"]
+    fake.time += 0.2
+    assert await addresses(directory) == []
+
+
+async def test_a_rebuilt_engine_replaces_its_old_address(fake: FakeServe, directory: ServeDirectory) -> None:
+    fake.answers = [view("a", address="h:1")]
+    await directory.endpoints()
+    fake.answers = [view("a", problem="rank 1: died")]
+    assert await addresses(directory) == []
+    fake.answers = [view("a", address="h:2")]
+    assert await addresses(directory) == ["h:2"]
+
+
+async def test_no_answer_is_a_timeout_and_the_last_views_stay(fake: FakeServe, directory: ServeDirectory) -> None:
+    fake.answers = [view("a", address="h:1")]
+    await directory.endpoints()
+    fake.answers = TimeoutError()
+    with pytest.raises(TimeoutError):
+        await directory.endpoints()
+    assert [one.replica_id for one in directory.views] == ["a"]

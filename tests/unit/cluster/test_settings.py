@@ -55,6 +55,12 @@ def test_a_minimal_file_has_no_draft() -> None:
     assert settings.speculation.gate().preference is SpeculationPreference.AUTO
 
 
+@pytest.mark.parametrize("word", ["off", '"off"', "no"])
+def test_off_without_quotes_means_off(word: str) -> None:
+    text = MINIMAL + f"speculation: {{preference: {word}}}\n"
+    assert parse_settings(text, origin="f.yaml").speculation.gate().preference is SpeculationPreference.OFF
+
+
 def test_a_disabled_draft_is_no_draft() -> None:
     text = MINIMAL + "draft: {enabled: false, kv: {num_blocks: 1}}\n"
     assert parse_settings(text, origin="f.yaml").active_draft is None
