@@ -90,26 +90,29 @@ def best_wait(*, hit_rows: float, hit_tokens: float, misses: Mapping[Group, int]
 
 
 def _sweep(groups: Mapping[Group, int], rows: int, estimates: Estimates, mode: SpeculationMode) -> Iterator[Choice]:
-    """Plans of growing length: draft tokens enter by their chance of being accepted, best first."""
+    """Plans of growing size for each length of the longest block, which is what drafting costs.
+
+    Below that length draft tokens cost verify rows alone, and enter by their chance, best first.
+    """
     cached = mode is SpeculationMode.CACHED
     share = estimates.hit_rate if cached else 1.0
-    tokens, verified, longest = float(rows), float(rows), 0
-    chosen: dict[Group, int] = {}
     candidates = sorted(
         ((group.acceptance**m, m, group) for group in groups for m in range(1, group.max_draft_tokens + 1)),
         key=lambda one: (-one[0], one[1]),
     )
-    for survival, m, group in candidates:
-        count = groups[group]
-        tokens += share * survival * count
-        verified += share * count
-        longest = max(longest, m)
-        chosen[group] = m
-        verify_s = estimates.verify_s(verified)
-        if cached:
-            seconds = max(verify_s, 2 * estimates.hop_s + (1 + longest) * estimates.draft_step_s)
-        else:
-            seconds = verify_s + 2 * estimates.hop_s + longest * estimates.draft_step_s
-        yield Choice(mode=mode, num_draft_tokens=dict(chosen), tokens_per_s=tokens / max(seconds, 1e-9))
-    if not candidates:
-        yield Choice(mode=mode, num_draft_tokens={}, tokens_per_s=rows / max(estimates.verify_s(rows), 1e-9))
+    yield Choice(mode=mode, num_draft_tokens={}, tokens_per_s=rows / max(estimates.verify_s(rows), 1e-9))
+    for longest in range(1, max((group.max_draft_tokens for group in groups), default=0) + 1):
+        tokens = verified = float(rows)
+        chosen: dict[Group, int] = {}
+        for survival, m, group in candidates:
+            if m > longest:
+                continue
+            tokens += share * survival * groups[group]
+            verified += share * groups[group]
+            chosen[group] = m
+            verify_s = estimates.verify_s(verified)
+            if cached:
+                seconds = max(verify_s, 2 * estimates.hop_s + (1 + longest) * estimates.draft_step_s)
+            else:
+                seconds = verify_s + 2 * estimates.hop_s + longest * estimates.draft_step_s
+            yield Choice(mode=mode, num_draft_tokens=dict(chosen), tokens_per_s=tokens / max(seconds, 1e-9))

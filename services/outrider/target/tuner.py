@@ -21,7 +21,7 @@ _HIT_SMOOTHING = 0.05
 _HIT_RECOVERY = 0.003  # per step outside cached mode, back to the prior
 _STEPS_PER_CHOICE = 4
 _STICKINESS = 1.03  # another mode has to be this much better
-_ACCEPTANCE_STEPS = 40  # acceptance is rounded to 1/40, so that alike rows share a group
+_ACCEPTANCE_STEPS = 20  # acceptance is rounded to 1/20, so that alike rows share a group
 
 
 class SpeculationTuner:
