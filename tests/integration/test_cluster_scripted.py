@@ -163,6 +163,7 @@ async def test_health_and_reflection_answer(scripted_cluster: Served) -> None:
 
 async def test_the_gate_changes_live_and_the_engine_stays(client: OutriderClient, scripted_cluster: Served) -> None:
     await wait_until_drafting(client)
+    await client.generate(request())
     (before,) = await client.speculation_status()
     text = scripted_cluster.config.read_text()
     scripted_cluster.reload(text.replace("speculation:\n", "speculation:\n  preference: off\n"))
@@ -173,7 +174,7 @@ async def test_the_gate_changes_live_and_the_engine_stays(client: OutriderClient
     await wait_for_reason(client, SpeculationReason.ON)
     (after,) = await client.speculation_status()
     assert after.engine_id == before.engine_id
-    assert after.totals.steps > before.totals.steps > 0
+    assert after.totals.steps > before.totals.steps
 
 
 async def wait_for_reason(client: OutriderClient, reason: SpeculationReason) -> None:
