@@ -1,21 +1,14 @@
 """Which settings may change while a deployment runs, and which take a restart."""
 
+import dataclasses
+
+from outrider.core.policy import GateSettings
 from outrider_cluster.settings import Settings
 
 __all__ = ["LIVE_FIELDS", "fixed_difference"]
 
 LIVE_FIELDS: dict[str, frozenset[str]] = {
-    "speculation": frozenset(
-        {
-            "preference",
-            "max_num_draft_tokens",
-            "batch_size_threshold",
-            "batch_size_hysteresis",
-            "min_acceptance_rate",
-            "max_temperature",
-            "probe_interval_rounds",
-        }
-    ),
+    "speculation": frozenset(field.name for field in dataclasses.fields(GateSettings)),
     "router": frozenset(
         {
             "max_running_requests",

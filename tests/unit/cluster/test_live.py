@@ -11,6 +11,8 @@ from outrider_cluster.settings import Settings, default_settings
 
 OTHER: dict[str, Any] = {
     "preference": "off",
+    "mode": "cached",
+    "max_branches": 5,
     "max_num_draft_tokens": 3,
     "batch_size_threshold": 7,
     "batch_size_hysteresis": 5,
