@@ -314,3 +314,33 @@ def test_misuse_is_refused() -> None:
     for length in (2, 5):
         with pytest.raises(ValueError, match=f"from 3 to {length}"):
             kv.advance(1, [1, 2, 3], length)
+
+
+def test_a_fork_shares_full_blocks_and_copies_the_one_that_is_cut() -> None:
+    kv = KVCache(num_blocks=8, block_size=4)
+    fill(kv, 1, text_of(0, 11))
+    parent = list(kv.block_table(1))
+    ((source, copy),) = kv.fork(1, 2, 10)
+    assert source == parent[2]
+    assert list(kv.block_table(2)) == [*parent[:2], copy]
+    assert copy not in parent
+    assert kv.computed_len(2) == 10
+    kv.close(1)
+    assert kv.usage == 3 / 8, "the child keeps what it shares"
+    kv.close(2)
+    assert kv.usage == 0.0
+
+
+def test_a_fork_of_drafted_tokens_is_not_written_through_by_a_rollback() -> None:
+    """Blocks that a fork shares are not published yet: a cut through one gives it back all the same."""
+    kv = KVCache(num_blocks=8, block_size=4, enable_prefix_cache=False)
+    fill(kv, 1, text_of(0, 8))
+    assert kv.fork(1, 2, 8) == []
+    shared = kv.block_table(2)[1]
+    assert kv.truncate(1, 6) == 4
+    kv.reserve(1, 8)
+    assert kv.block_table(1)[1] != shared
+    assert kv.block_table(2)[1] == shared
+    kv.close(1)
+    kv.close(2)
+    assert kv.usage == 0.0
