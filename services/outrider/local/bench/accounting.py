@@ -1,12 +1,13 @@
 """What the engine loop itself costs: CPU time per step and phase, on the scripted engine.
 
 The model costs next to nothing there, so planning, verifying, committing and emitting stand alone.
-Drafts work on the engine's own thread, in the wait phase. No router takes part.
+The draft works on the engine's own thread, and its time is left out. No router takes part.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from outrider.core.dispatch import EngineHello, EngineReport, ReportRequest, SequenceEnd, SequenceSubmit
 from outrider.core.errors import EngineUnavailable
@@ -38,7 +39,7 @@ _STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Mean CPU time of a step."""
+    """CPU time of a step."""
 
     num_seqs: int
     speculates: bool
@@ -52,10 +53,12 @@ class StepCost:
         return sum(self.phase_ms.get(phase, 0.0) for phase in OVERHEAD_PHASES)
 
 
-async def account_steps(*, num_seqs: int, speculates: bool, max_tokens: int = 128) -> StepCost:
-    """Run `num_seqs` sequences side by side to their ends. Raises `EngineUnavailable`."""
+async def account_steps(*, num_seqs: int, speculates: bool, max_tokens: int = 128, runs: int = 7) -> StepCost:
+    """Run `num_seqs` sequences side by side to their ends, several times; per phase the median run counts.
+
+    Raises `EngineUnavailable`.
+    """
     scripted = ScriptedConfig(
-        agreement=1.0,
         num_blocks=num_seqs * (-(-(_PROMPT_LEN + max_tokens + 16) // 16) + 1),
         block_size=16,
         max_model_len=_PROMPT_LEN + max_tokens + 16,
@@ -63,26 +66,34 @@ async def account_steps(*, num_seqs: int, speculates: bool, max_tokens: int = 12
     host = _host(scripted, num_seqs=num_seqs, speculates=speculates)
     session = host.connect("accounting")
     host.start()
+    wish = SpeculationPreference.ON if speculates else SpeculationPreference.OFF
+    requests = [_request(index, max_tokens, wish) for index in range(num_seqs)]
+    counted, phase_ms = 0, []
     try:
-        wish = SpeculationPreference.ON if speculates else SpeculationPreference.OFF
-        requests = [_request(index, max_tokens, wish) for index in range(num_seqs)]
-        await _run(session, requests[:1])  # what is made once
-        steps, phases = await _counters(session)
-        await _run(session, requests)
-        steps_after, phases_after = await _counters(session)
+        await _run(session, requests)  # what is made once
+        before = await _counters(session)
+        for _ in range(runs):
+            await _run(session, requests)
+            after = await _counters(session)
+            steps = after.steps - before.steps
+            counted += steps
+            phase_ms.append(
+                {name: 1e3 * (after.seconds[name] - before.seconds[name]) / steps for name in after.seconds}
+            )
+            before = after
     finally:
         session.close()
         await asyncio.to_thread(host.stop, _STOP_S)
-    counted = steps_after - steps
     return StepCost(
         num_seqs=num_seqs,
         speculates=speculates,
         steps=counted,
-        phase_ms={name: 1e3 * (after - phases.get(name, 0.0)) / counted for name, after in phases_after.items()},
+        phase_ms={name: median(one[name] for one in phase_ms) for name in phase_ms[0]},
     )
 
 
 def _host(scripted: ScriptedConfig, *, num_seqs: int, speculates: bool) -> EngineHost:
+    clock = ThreadCpuClock()
     engine = ScriptedEngine(scripted)
     tokenizer = ScriptedTokenizer(scripted.vocab_size)
     limits = engine.limits
@@ -100,13 +111,13 @@ def _host(scripted: ScriptedConfig, *, num_seqs: int, speculates: bool) -> Engin
         gate_settings=GateSettings(mode=SpeculationMode.SEQUENTIAL, batch_size_threshold=None),
         num_valid_ids=limits.vocab_size,
         detokenizers=tokenizer.detokenizer,
-        transport=_draft(scripted, tokenizer, num_seqs) if speculates else None,
+        transport=_draft(scripted, tokenizer, num_seqs, clock) if speculates else None,
         on_failure=lambda cause: None,  # the session hears of it
-        clock=ThreadCpuClock(),
+        clock=clock,
     )
 
 
-def _draft(target: ScriptedConfig, tokenizer: ScriptedTokenizer, num_seqs: int) -> InlineDraft:
+def _draft(target: ScriptedConfig, tokenizer: ScriptedTokenizer, num_seqs: int, clock: ThreadCpuClock) -> InlineDraft:
     engine = ScriptedEngine(
         ScriptedConfig(
             agreement=_AGREEMENT,
@@ -140,7 +151,7 @@ def _draft(target: ScriptedConfig, tokenizer: ScriptedTokenizer, num_seqs: int) 
         max_model_len=limits.max_model_len,
         max_num_seqs=num_seqs,
     )
-    return InlineDraft(drafter, hello)
+    return InlineDraft(drafter, hello, clock)
 
 
 def _request(index: int, max_tokens: int, wish: SpeculationPreference) -> SequenceRequest:
@@ -164,9 +175,16 @@ async def _run(session: EngineSession, requests: Sequence[SequenceRequest]) -> N
                 left -= 1
 
 
-async def _counters(session: EngineSession) -> tuple[int, dict[str, float]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counters:
+    steps: int
+    seconds: dict[str, float]
+
+
+async def _counters(session: EngineSession) -> _Counters:
     session.send([ReportRequest(nonce=1)])
     while True:
         for event in await session.receive():
             if isinstance(event, EngineReport) and event.nonce:
-                return event.status.totals.steps, dict(event.status.totals.step_seconds)
+                totals = event.status.totals
+                return _Counters(steps=totals.steps, seconds=dict(totals.step_seconds))

@@ -1,0 +1,1 @@
+"""Long runs under load: nothing leaks, nothing gets stuck, and every text is what it would be alone."""

@@ -1,0 +1,172 @@
+"""A whole soak test: load, leak check, solo runs, verdict."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from outrider.core.dispatch import EngineStatus
+from outrider.engine.base import ModelEngine
+from outrider.engine.factory import build_engine
+from outrider.engine.models.prepare import Progress
+from outrider.local.codec import Codec, load_codec
+from outrider.local.config import LocalSettings
+from outrider.local.draft_handle import DraftLoad
+from outrider.local.soak.cases import Catalogue
+from outrider.local.soak.margin import top_two_margin
+from outrider.local.soak.solo import Divergence, divergences, run_alone
+from outrider.local.soak.streams import KeepGoing, Outcome, run_streams
+from outrider.local.stack import LocalStack, start_draft
+from outrider.router.limits import RouterLimits
+from outrider.router.validation import plan_request
+
+__all__ = ["SoakLoad", "SoakReport", "run_soak"]
+
+_DRAIN_S = 30.0
+_ASK_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakLoad:
+    """What runs, and for how long."""
+
+    catalogue: Catalogue
+    keep_going: KeepGoing
+    num_streams: int = 64
+    seed: int = 1
+    stuck_s: float = 120.0
+    """A stream that hears nothing for this long is stuck."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakReport:
+    """What happened."""
+
+    requests: int
+    aborted: int
+    tokens: int
+    speculative_rounds: int
+    preemptions: int
+    texts_compared: int
+    divergences: tuple[Divergence, ...]
+    leaks: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing leaked and no text was wrong."""
+        return not self.leaks and all(one.excused for one in self.divergences)
+
+
+async def run_soak(
+    settings: LocalSettings, load: SoakLoad, meter: Callable[[str], None], progress: Progress
+) -> SoakReport:
+    """Build a stack, soak it, judge it and end it. Raises `OutriderError`s, for a stuck stream among others."""
+    codec = await asyncio.to_thread(load_codec, settings.target, progress)
+    engine = await asyncio.to_thread(build_engine, settings.target, progress)
+    try:
+        draft = await start_draft(settings, progress)
+        try:
+            stack = LocalStack(settings, engine=engine, codec=codec, draft=draft)
+            try:
+                await stack.start()
+                outcomes, status, leaks = await _soak(stack, load, meter)
+                alone = await run_alone(stack, load.catalogue, (one.case for one in outcomes), meter)
+            finally:
+                await stack.close()
+        finally:
+            if draft is not None:
+                await draft.stop()
+        judge = _Margins(load.catalogue, engine, codec, settings.name)
+        found = divergences(outcomes, alone, judge.margin)
+    finally:
+        engine.close()
+    return SoakReport(
+        requests=len(outcomes),
+        aborted=sum(one.aborted for one in outcomes),
+        tokens=sum(len(one.token_ids) for one in outcomes),
+        speculative_rounds=sum(one.speculative_rounds for one in outcomes),
+        preemptions=status.totals.preemptions,
+        texts_compared=len(outcomes),
+        divergences=tuple(found),
+        leaks=leaks,
+    )
+
+
+async def _soak(
+    stack: LocalStack, load: SoakLoad, meter: Callable[[str], None]
+) -> tuple[list[Outcome], EngineStatus, tuple[str, ...]]:
+    outcomes = await run_streams(
+        stack,
+        load.catalogue,
+        num_streams=load.num_streams,
+        keep_going=load.keep_going,
+        random=Random(load.seed),
+        stuck_s=load.stuck_s,
+        meter=meter,
+    )
+    status = await _idle_status(stack)
+    return outcomes, status, (*_target_leaks(status), *_draft_leaks(await _idle_draft(stack)))
+
+
+async def _idle_status(stack: LocalStack) -> EngineStatus:
+    """The engine once it has nothing left, or when time is up: aborts are still on their way to it."""
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            while _target_leaks(await stack.status()):  # noqa: ASYNC110 - the other end is another thread
+                await asyncio.sleep(_ASK_AGAIN_S)
+    except TimeoutError:
+        pass  # what is left is reported
+    return await stack.status()
+
+
+async def _idle_draft(stack: LocalStack) -> DraftLoad | None:
+    """The draft once it has nothing left, or when time is up."""
+    load = await stack.draft_load()
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            while _draft_leaks(load):
+                await asyncio.sleep(_ASK_AGAIN_S)
+                load = await stack.draft_load()
+    except TimeoutError:
+        pass  # what is left is reported
+    return load
+
+
+def _target_leaks(status: EngineStatus) -> list[str]:
+    found = []
+    if status.running or status.waiting:
+        found.append(f"target: {status.running} sequences running and {status.waiting} waiting")
+    if status.kv_usage:
+        found.append(f"target: {status.kv_usage:.1%} of the KV blocks in use")
+    if held := sum(link.open_sequences for link in status.draft_links):
+        found.append(f"target: {held} sequences open on the draft")
+    return found
+
+
+def _draft_leaks(load: DraftLoad | None) -> list[str]:
+    found = []
+    if load is not None and load.sequences:
+        found.append(f"draft: {load.sequences} sequences held")
+    if load is not None and load.kv_usage:
+        found.append(f"draft: {load.kv_usage:.1%} of the KV blocks in use")
+    return found
+
+
+class _Margins:
+    """Judges draws of a catalogue on an idle engine."""
+
+    def __init__(self, catalogue: Catalogue, engine: ModelEngine, codec: Codec, model: str) -> None:
+        self._catalogue = catalogue
+        self._engine = engine
+        self._codec = codec
+        self._limits = RouterLimits(model=model, max_model_len=engine.limits.max_model_len)
+
+    def margin(self, case: int, output: tuple[int, ...]) -> float:
+        """Top-2 margin of the draw behind `output`."""
+        request = self._catalogue.alone(case)
+        prompt = tuple(self._codec.encode_chat(request.messages or (), continue_final_message=False))
+        plan = plan_request(request, prompt, self._limits, self._codec)
+        (sequence,) = plan.sequence_requests(timeout_s=1.0, traceparent="")
+        return top_two_margin(
+            self._engine, sequence, output, min(self._codec.vocab_size, self._engine.limits.vocab_size)
+        )
