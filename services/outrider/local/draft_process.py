@@ -18,6 +18,7 @@ from outrider.core.errors import EngineUnavailable, OutriderError
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
 from outrider.local.draft_handle import DraftLoad
+from outrider.local.threads import run_in_thread
 
 __all__ = ["ChildDraft", "main"]
 
@@ -76,7 +77,7 @@ class ChildDraft:
     async def stop(self) -> None:
         """End the process, by force if it does not end by itself."""
         self._pipe.close()
-        await asyncio.to_thread(_end, self._process)
+        await run_in_thread(lambda: _end(self._process))
 
 
 def _spawned(pipe: Connection) -> subprocess.Popen[bytes]:

@@ -13,6 +13,7 @@ from outrider.engine.models.prepare import Progress
 from outrider.engine.sequence_kv import KVCache
 from outrider.local.codec import load_codec
 from outrider.local.draft_handle import DraftLoad
+from outrider.local.threads import run_in_thread
 from outrider.rpc.link_server import SpeculationServicer
 from outrider.rpc.server import RunningServer, start_server
 from outrider.target.builder import MonotonicClock
@@ -67,5 +68,5 @@ class DraftServer:
 
     async def stop(self) -> None:
         """End the thread and every link."""
-        await asyncio.to_thread(self._loop.stop, _STOP_S)
+        await run_in_thread(lambda: self._loop.stop(_STOP_S))
         await self._server.stop(0.0)

@@ -1,7 +1,7 @@
 """The stack itself: engine thread and router in this process, the draft beside it, always cleaned up."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import count
 
@@ -17,6 +17,7 @@ from outrider.local.config import LocalSettings
 from outrider.local.draft_handle import DraftLoad, LocalDraft
 from outrider.local.draft_process import ChildDraft
 from outrider.local.draft_server import DraftServer
+from outrider.local.threads import run_in_thread
 from outrider.local.watched_link import WatchedLink
 from outrider.router.engine_pool import EnginePool
 from outrider.router.limits import AdmissionLimits, RouterLimits
@@ -97,11 +98,11 @@ class LocalStack:
         await self._router.close()
         if self._session is not None:
             self._session.close()
-        await asyncio.to_thread(self._host.stop, _STOP_S)
+        await run_in_thread(lambda: self._host.stop(_STOP_S))
         if self._transport is not None:
             await self._transport.stop()
 
-    def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Run a request. Closing the iterator aborts it. Raises `OutriderError`s."""
         return self._router.stream(request, Caller())
 

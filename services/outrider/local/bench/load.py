@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from random import Random
 from typing import Protocol
@@ -19,7 +19,7 @@ __all__ = ["Door", "requests_of", "run_load"]
 class Door(Protocol):
     """Where requests go: a local stack or a client of a deployment."""
 
-    def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Run a request. Raises `OutriderError`s."""
         ...
 
@@ -84,7 +84,7 @@ async def _observed(door: Door, request: GenerationRequest) -> Record:
     started = time.perf_counter()
     messages: list[tuple[float, int]] = []
     stats = None
-    async with aclosing(door.stream(request)) as events:  # type: ignore[type-var]
+    async with aclosing(door.stream(request)) as events:
         async for event in events:
             if isinstance(event, TextDelta) and event.token_ids:
                 messages.append((time.perf_counter(), len(event.token_ids)))
