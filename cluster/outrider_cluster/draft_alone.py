@@ -45,7 +45,7 @@ class DraftAlone:
             self._settings,
             EngineIdentity(engine_id="draft-alone", epoch=1),
             self._settings.data_plane.host or own_address(),
-            self._engine_config,
+            engine_config=self._engine_config,
         )
         return await self._rank.start()
 

@@ -15,11 +15,15 @@ from outrider.rpc.link_client import GrpcDraftTransport
 from outrider.rpc.server import RunningServer, ServerOptions, start_server
 from outrider.target.builder import MonotonicClock, build_host
 from outrider.target.host import EngineHost
+from outrider.telemetry.engine_metrics import EngineMetrics
+from outrider.telemetry.sequence_spans import SequenceTracer
+from outrider.telemetry.sink import MetricSink, NullSink
 from outrider.v1.dispatch_pb2_grpc import add_DispatchServiceServicer_to_server
 from outrider_cluster.assembly import gate_settings, target_config, target_engine_config
 from outrider_cluster.codec import Codec, target_codec
 from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
 from outrider_cluster.memory import check_start, target_plan
+from outrider_cluster.observability import Role, provider_for
 from outrider_cluster.settings import Environment, Settings
 
 __all__ = ["PrimaryRank"]
@@ -27,17 +31,23 @@ __all__ = ["PrimaryRank"]
 _log = logging.getLogger(__name__)
 
 _STOP_S = 1.0
+_PUBLISH_INTERVAL_S = 1.0
 
 
 class PrimaryRank:
     """One incarnation of an engine, as its rank 0 process runs it. Used on one event loop."""
 
     def __init__(
-        self, settings: Settings, identity: EngineIdentity, host: str, engine_config: EngineConfig | None = None
+        self,
+        settings: Settings,
+        identity: EngineIdentity,
+        host: str,
+        *,
+        engine_config: EngineConfig | None = None,
+        sink: MetricSink | None = None,
     ) -> None:
-        """`host`: address to bind and to publish; `engine_config`: another engine than the settings'.
-
-        Starts nothing.
+        """`host`: address to bind and to publish; `engine_config`: another engine than the settings';
+        `sink`: where metrics go. Starts nothing.
         """
         self._settings = settings
         self._environment = Environment.read()
@@ -52,6 +62,10 @@ class PrimaryRank:
         self._failure: asyncio.Future[str] = self._loop.create_future()
         self._clock = MonotonicClock()
         self._last_beat = (0, self._clock.now())
+        self._metrics = EngineMetrics(
+            sink or NullSink(), {"model_name": settings.model.public_name, "engine": identity.engine_id}
+        )
+        self._publishing: asyncio.Task[None] | None = None
 
     async def open_meeting(self) -> Meeting:
         """Listen for the other ranks; they are told the result."""
@@ -83,6 +97,7 @@ class PrimaryRank:
             detokenizers=codec.detokenizer,
             transport=self._transport,
             on_failure=self._from_thread,
+            spans=self._spans(),
         )
         servicer = DispatchServicer(self._host, auth_token=self._environment.auth_token)
         self._server = await start_server(
@@ -91,6 +106,7 @@ class PrimaryRank:
         self._host.start()
         if self._transport is not None:
             self._transport.start()
+        self._publishing = asyncio.create_task(self._publish(self._host), name="engine-metrics")
         return self._server.address
 
     async def ended(self) -> str:
@@ -149,6 +165,15 @@ class PrimaryRank:
         if not isinstance(self._rendezvous, Rendezvous):
             raise TypeError(type(self._rendezvous).__name__)
         return build_primary(config, self._rendezvous, _log.info)
+
+    def _spans(self) -> SequenceTracer | None:
+        provider = provider_for(self._settings.telemetry, Role.TARGET, self._identity.engine_id)
+        return None if provider is None else SequenceTracer(provider, engine_id=self._identity.engine_id)
+
+    async def _publish(self, host: EngineHost) -> None:
+        while True:
+            self._metrics.publish(host.status, engine_epoch=self._identity.epoch)
+            await asyncio.sleep(_PUBLISH_INTERVAL_S)
 
     def _hello(self, engine: ModelEngine) -> EngineHello:
         limits = engine.limits

@@ -11,6 +11,7 @@ from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
 from outrider_cluster.node import own_address
 from outrider_cluster.peer_rank import PeerRank
 from outrider_cluster.primary_rank import PrimaryRank
+from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.settings import Settings
 
 __all__ = ["PeerRankActor", "PrimaryRankActor"]
@@ -54,7 +55,7 @@ class PrimaryRankActor:
         # Not in __init__, which Ray calls outside the event loop.
         if self._made is None:
             host = self._settings.data_plane.host or own_address()
-            self._made = PrimaryRank(self._settings, self._identity, host)
+            self._made = PrimaryRank(self._settings, self._identity, host, sink=RayMetricSink())
         return self._made
 
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from grpc_health.v1 import health_pb2
+from opentelemetry.sdk.trace import TracerProvider
 from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
@@ -23,11 +24,15 @@ from outrider.rpc.dispatch_client import GrpcEngineSession
 from outrider.rpc.generation_handlers import GenerationHandlers
 from outrider.rpc.generation_servicer import PUBLIC_SERVICES
 from outrider.rpc.health import Health
+from outrider.telemetry.request_metrics import RequestMetrics
+from outrider.telemetry.request_spans import RequestTracer
 from outrider.v1 import generation_pb2 as pb
 from outrider_cluster.assembly import gate_settings, router_limits
 from outrider_cluster.codec import target_codec
 from outrider_cluster.deployment_service import DeploymentService
 from outrider_cluster.directory import ServeDirectory
+from outrider_cluster.observability import Role, provider_for
+from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.settings import Environment, Settings
 
 __all__ = ["RouterIngress"]
@@ -57,6 +62,8 @@ class RouterIngress:
         self._handlers: GenerationHandlers | None = None
         self._health = Health(PUBLIC_SERVICES)
         self._watching: asyncio.Task[None] | None = None
+        self._sink = RayMetricSink()
+        self._provider: TracerProvider | None = None
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """The first settings start the router; later ones apply within one engine step.
@@ -79,6 +86,9 @@ class RouterIngress:
     async def _start(self, settings: Settings) -> None:
         codec = await asyncio.to_thread(target_codec, settings, self._environment, _log.info)
         directory = ServeDirectory(self._targets, timeout_s=settings.router.directory_timeout_s, clock=LoopTime())
+        metrics = RequestMetrics(self._sink, model=settings.model.public_name)
+        if self._provider is None:
+            self._provider = provider_for(settings.telemetry, Role.ROUTER, self._context.replica_id.unique_id)
         self._pool = EnginePool(
             directory=directory,
             connect=self._connect,
@@ -86,6 +96,7 @@ class RouterIngress:
             time=LoopTime(),
             gate=gate_settings(settings),
             refresh_interval_s=settings.router.directory_interval_s,
+            metrics=metrics,
         )
         self._router = RouterService(
             codec=codec,
@@ -93,12 +104,14 @@ class RouterIngress:
             limits=router_limits(settings),
             time=LoopTime(),
             broadcast_abort=self._abort_elsewhere,
+            metrics=metrics,
+            spans=None if self._provider is None else RequestTracer(self._provider),
         )
         await self._router.start()
         self._handlers = GenerationHandlers(DeploymentService(self._router, lambda: directory.views))
         if self._watching is not None:
             self._watching.cancel()
-        self._watching = asyncio.create_task(self._watch_engines(self._pool), name="router-health")
+        self._watching = asyncio.create_task(self._watch(self._pool, metrics), name="router-health")
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext) -> pb.GenerateResponse:
         """`GenerationService/Generate`."""
@@ -172,9 +185,12 @@ class RouterIngress:
             self._watching.cancel()
         if self._router is not None:
             await self._router.close()
+        if self._provider is not None:
+            await asyncio.to_thread(self._provider.shutdown)
 
-    async def _watch_engines(self, pool: EnginePool) -> None:
+    async def _watch(self, pool: EnginePool, metrics: RequestMetrics) -> None:
         while True:
+            metrics.flush()
             self._health.set_serving(any(one.ready for one in pool.statuses()))
             await asyncio.sleep(_HEALTH_INTERVAL_S)
 

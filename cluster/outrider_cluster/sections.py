@@ -335,11 +335,13 @@ class RaySettings(Section):
 
 
 class TelemetrySettings(Section):
-    """Where spans and metrics go."""
+    """Where spans go. Metrics are always on Ray's Prometheus port."""
 
     exporter: Literal["none", "console", "otlp"] = "none"
     endpoint: str | None = None
-    """OTLP over gRPC: host:port."""
+    """OTLP over gRPC: host:port in plain text, https://host:port with TLS."""
+    sampling_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of the traces that begin here; one that a client began keeps the client's decision."""
 
     @validator(mode="after")
     def _endpoint(self) -> "TelemetrySettings":
