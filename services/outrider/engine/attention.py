@@ -8,20 +8,36 @@ run with `use_cache=False`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from outrider.engine.ragged import AttentionGroup, RaggedBatch
+from outrider.decoding.transfer import device_tensor
 
-__all__ = ["IMPLEMENTATION", "KVPool", "paged_attention", "register_attention"]
+__all__ = ["IMPLEMENTATION", "AttentionBatch", "KVPool", "paged_attention", "register_attention"]
 
 IMPLEMENTATION = "outrider_paged"
 """Name under which the functions are registered; a model's `attn_implementation`."""
+
+
+class AttentionBatch(Protocol):
+    """The rows of one forward, as the layers see them."""
+
+    @property
+    def slots(self) -> Tensor:
+        """Where each row's KV goes: block * block_size + offset; [total], int64."""
+        ...
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        """Let every row attend to its sequence, up to itself.
+
+        query [total, heads, head_dim], keys and values one layer's pool [num_blocks, block_size,
+        kv_heads, head_dim]. Returns [total, heads * head_dim].
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +78,14 @@ class KVPool:
         for source, destination in pairs:
             origins[destination] = origins.get(source, source)
         device = self.keys[0].device
-        sources = torch.tensor(list(origins.values()), dtype=torch.long, device=device)
-        destinations = torch.tensor(list(origins), dtype=torch.long, device=device)
+        sources = device_tensor(list(origins.values()), dtype=torch.long, device=device)
+        destinations = device_tensor(list(origins), dtype=torch.long, device=device)
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
 
 
 def paged_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, layer: int, scaling: float, ragged: RaggedBatch, kv: KVPool
+    query: Tensor, key: Tensor, value: Tensor, *, layer: int, scaling: float, ragged: AttentionBatch, kv: KVPool
 ) -> Tensor:
     """Write the rows' KV, then let every row attend to its sequence up to itself.
 
@@ -77,30 +93,7 @@ def paged_attention(
     [total, heads * head_dim].
     """
     kv.write(layer, ragged.slots, key, value)
-    outputs = [_attend(query, kv.keys[layer], kv.values[layer], group, scaling) for group in ragged.groups]
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return output if ragged.output_rows is None else output.index_select(0, ragged.output_rows)
-
-
-def _attend(query: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scaling: float) -> Tensor:
-    _, heads, head_dim = query.shape
-    kv_heads = keys.shape[2]
-    shared = heads // kv_heads
-    key = _gather(keys, group, group.keys)
-    value = _gather(values, group, group.values)
-    # Query heads that share a KV head become rows of one head: keys are then never repeated.
-    rows = query if group.query_rows is None else query.index_select(0, group.query_rows)
-    packed = rows.reshape(group.size, group.rows, kv_heads, shared, head_dim)
-    packed = packed.permute(0, 2, 3, 1, 4).reshape(group.size, kv_heads, shared * group.rows, head_dim)
-    output = scaled_dot_product_attention(packed, key, value, attn_mask=group.mask, scale=scaling)
-    output = output.view(group.size, kv_heads, shared, group.rows, head_dim).permute(0, 3, 1, 2, 4)
-    return output.reshape(group.size * group.rows, heads * head_dim)
-
-
-def _gather(pool: Tensor, group: AttentionGroup, room: Tensor) -> Tensor:
-    """The group's keys or values from one layer's pool; [size, kv_heads, context, head_dim]."""
-    torch.index_select(pool, 0, group.blocks, out=room)
-    return room.view(group.size, group.context, *pool.shape[2:]).transpose(1, 2)
+    return ragged.attend(query, kv.keys[layer], kv.values[layer], scaling)
 
 
 def register_attention() -> None:
@@ -119,7 +112,7 @@ def _from_transformers(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    ragged: RaggedBatch,
+    ragged: AttentionBatch,
     kv: KVPool,
     **_: Any,
 ) -> tuple[Tensor, None]:

@@ -11,11 +11,16 @@ if TYPE_CHECKING:
     from outrider.engine.emulated.engine import EmulatedConfig
     from outrider.engine.scripted import ScriptedConfig
 
-__all__ = ["DType", "EngineConfig", "EngineKind", "Quantization"]
+__all__ = ["Attention", "CudaGraphs", "DType", "EngineConfig", "EngineKind", "Quantization"]
 
 EngineKind = Literal["torch", "scripted", "emulated"]
 DType = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int4"]
+Attention = Literal["auto", "varlen", "gather"]
+CudaGraphs = Literal["off", "lazy", "startup"]
+
+# Of torch's paged kernel: see `engine.paged_kernels`.
+_PAGE_MULTIPLE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,16 @@ class EngineConfig:
     """Threads of the matrix products. More than the free cores makes a step many times slower."""
     peer_timeout_s: float = 30.0
     """Seconds after which a rank that waits for another in the middle of a step gives the group up."""
+    attention: Attention = "auto"
+    """`varlen` is torch's paged kernel, on CUDA in 16 bits; `gather` copies keys and values together
+    and runs anywhere; `auto` takes the first where it works."""
+    cuda_graphs: CudaGraphs = "lazy"
+    """When decode steps are recorded, which takes up to a second each: at their first use, all of them
+    at start-up, or never. Only with the paged kernel."""
+    graph_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Sequences of the recorded steps. A step is padded to the next recorded number of rows."""
+    graph_widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    """Rows per sequence of the recorded steps: 1 for plain and draft steps, 1 + K for verify steps."""
 
     def __post_init__(self) -> None:
         if (self.kind == "scripted") != (self.scripted is not None):
@@ -72,8 +87,26 @@ class EngineConfig:
                 raise ConfigError(f"{name}: {value} is not above 0")
         if (self.num_blocks is None) == (self.kv_bytes is None):
             raise ConfigError("num_blocks, kv_bytes: give exactly one of them")
+        for name in ("graph_batch_sizes", "graph_widths"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} must be numbers above 0")
         if self.quantization == "int4":
             self._check_int4()
+        if self.attention == "varlen" or (self.attention == "auto" and self._pages_on_cuda):
+            self._check_pages()
+
+    @property
+    def _pages_on_cuda(self) -> bool:
+        return self.device.startswith("cuda") and self.dtype != "float32"
+
+    def _check_pages(self) -> None:
+        if not self._pages_on_cuda:
+            raise ConfigError(f"attention: varlen needs cuda and 16 bits, not {self.device} and {self.dtype}")
+        if self.block_size % _PAGE_MULTIPLE:
+            raise ConfigError(
+                f"block_size: torch's paged attention takes multiples of {_PAGE_MULTIPLE}, not {self.block_size}; "
+                f"set block_size to {_PAGE_MULTIPLE}, or attention to gather, which is slow"
+            )
 
     def _check_int4(self) -> None:
         if self.dtype != "bfloat16":

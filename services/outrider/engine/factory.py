@@ -39,6 +39,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> ModelEngine:
 def _build_torch(config: EngineConfig, progress: Progress) -> ModelEngine:
     import torch
 
+    from outrider.engine.cuda_path import paged_options, use_device
     from outrider.engine.loading import load_causal_lm, load_config
     from outrider.engine.packing import pack_model, pack_model_int4
     from outrider.engine.shape import ModelShape
@@ -51,12 +52,13 @@ def _build_torch(config: EngineConfig, progress: Progress) -> ModelEngine:
     # Before the weights are read: a setting that cannot work should say so at once.
     limits = limits_for(config, shape, dtype)
     model = load_causal_lm(folder, dtype)
-    model.to(device=config.device)  # type: ignore[call-arg]
+    device = use_device(config.device)
+    model.to(device=device)  # type: ignore[call-arg]
     if config.quantization == "int4":
         pack_model_int4(model)
     else:
         pack_model(model)
-    return TorchEngine(model, shape, limits)
+    return TorchEngine(model, shape, limits, paged_options(config, shape, limits, dtype, device))
 
 
 def torch_dtype(config: EngineConfig) -> "torch.dtype":

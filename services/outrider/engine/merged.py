@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.engine.attention import KVPool, paged_attention
+from outrider.engine.attention import AttentionBatch, KVPool, paged_attention
 from outrider.engine.linear import LinearFactory
-from outrider.engine.ragged import RaggedBatch
 
 __all__ = ["MergedAttention", "MergedMLP", "has_llama_attention", "has_llama_mlp"]
 
@@ -47,7 +46,7 @@ class MergedAttention(nn.Module):
         hidden_states: Tensor,
         *,
         position_embeddings: tuple[Tensor, Tensor],
-        ragged: RaggedBatch,
+        ragged: AttentionBatch,
         kv: KVPool,
         **_: Any,
     ) -> tuple[Tensor, None]:

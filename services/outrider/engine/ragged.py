@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from outrider.engine.base import EngineLimits, ForwardBatch, ForwardSlice
+from outrider.engine.grouped_attention import AttentionGroup, attend_group
 
-__all__ = ["AttentionGroup", "RaggedBatch", "RowLayout", "ragged_batch"]
+__all__ = ["RaggedBatch", "RowLayout", "check_batch", "ragged_batch"]
 
 # A group may hold this many times the query-key pairs that its slices need. Padding wastes
 # arithmetic, a group more wastes a gather and a call per layer.
@@ -27,36 +28,13 @@ _MAX_TILE_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionGroup:
-    """Slices that attend in one call: padded to `rows` queries and `context` keys each."""
-
-    size: int
-    """Number of slices."""
-    rows: int
-    """Query rows per slice, after padding."""
-    context: int
-    """Keys per slice, after padding; a multiple of the block size."""
-    query_rows: Tensor | None
-    """Row of the batch that each padded query copies; [size * rows]. None: all rows, in order."""
-    blocks: Tensor
-    """KV blocks to gather; [size * context // block_size]. Padding repeats a block of the slice."""
-    keys: Tensor
-    """Room for the gathered keys; [blocks, block_size, kv_heads, head_dim]. Each layer overwrites it:
-    memory of this size, asked for anew in every layer, costs more in page faults than the gather."""
-    values: Tensor
-    """Room for the gathered values; the same shape."""
-    mask: Tensor
-    """Added to the scores: 0 where a query sees a key, else -inf; [size, 1, shared * rows, context]."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RaggedBatch:
     """What every layer of one forward reads."""
 
     input_ids: Tensor
-    """[1, total]"""
+    """[total]"""
     position_ids: Tensor
-    """[1, total]"""
+    """[total]"""
     slots: Tensor
     """Where each row's KV goes: block * block_size + offset; [total]."""
     groups: tuple[AttentionGroup, ...]
@@ -64,6 +42,12 @@ class RaggedBatch:
     """Row of the concatenated group outputs that holds each batch row; [total]. None: in order."""
     logit_rows: Tensor
     """Rows whose logits are wanted, in batch order; [sum of num_logits]."""
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        """Implements `AttentionBatch.attend`."""
+        outputs = [attend_group(query, keys, values, group, scaling) for group in self.groups]
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return output if self.output_rows is None else output.index_select(0, self.output_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,20 +69,15 @@ class RowLayout:
 
 
 def ragged_batch(batch: ForwardBatch, layout: RowLayout) -> RaggedBatch:
-    """Lay `batch` out for one forward.
-
-    Raises `ValueError` when a slice does not fit the engine's limits: the caller has a bug, and
-    a forward with such a slice would read or overwrite another sequence's KV.
-    """
+    """Lay a checked batch out for one forward."""
     limits, device = layout.limits, layout.device
-    _check(batch, limits)
     starts = _offsets([len(one.token_ids) for one in batch.slices])
     tiles = [tile for one, at in zip(batch.slices, starts, strict=True) for tile in _tiles(one, at)]
     members = _grouped(tiles, limits.block_size)
     groups = tuple(_group(group, batch.num_rows, layout) for group in members)
     return RaggedBatch(
-        input_ids=_row([token for one in batch.slices for token in one.token_ids], device).unsqueeze(0),
-        position_ids=_row([p for one in batch.slices for p in _positions(one)], device).unsqueeze(0),
+        input_ids=_row([token for one in batch.slices for token in one.token_ids], device),
+        position_ids=_row([p for one in batch.slices for p in _positions(one)], device),
         slots=_row([s for one in batch.slices for s in _slots(one, limits.block_size)], device),
         groups=groups,
         output_rows=_output_rows(members, groups, batch.num_rows, device),
@@ -106,7 +85,11 @@ def ragged_batch(batch: ForwardBatch, layout: RowLayout) -> RaggedBatch:
     )
 
 
-def _check(batch: ForwardBatch, limits: EngineLimits) -> None:
+def check_batch(batch: ForwardBatch, limits: EngineLimits) -> None:
+    """Raise `ValueError` when a slice does not fit the engine's limits.
+
+    The caller then has a bug: a forward with such a slice would read or overwrite another sequence's KV.
+    """
     if batch.num_rows == 0:
         raise ValueError("a forward needs at least one row")
     for index, one in enumerate(batch.slices):

@@ -13,13 +13,18 @@ from torch import Tensor
 from outrider.core.errors import EngineUnavailable
 from outrider.engine.rendezvous import Rendezvous
 
-__all__ = ["RankGroup"]
+__all__ = ["RankGroup", "backend_for"]
 
 # A step of a few dozen decode rows fits into one broadcast; what does not, takes a second one.
 _FIRST_BROADCAST = 2048
 # An idle rank waits in the broadcast for as long as no request comes. It does not need a time-out
 # to notice that rank 0 died: its connection breaks.
 _IDLE_TIMEOUT = timedelta(days=365)
+
+
+def backend_for(device: torch.device) -> str:
+    """What sums activations that lie on `device`; commands always travel on the host, over gloo."""
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 class RankGroup:

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outrider.engine.attention import KVPool
+from outrider.engine.attention import AttentionBatch, KVPool
 from outrider.engine.base import EngineLimits, ForwardBatch
-from outrider.engine.ragged import RaggedBatch, RowLayout, ragged_batch
+from outrider.engine.paged_steps import PagedOptions, PagedSteps
+from outrider.engine.ragged import RowLayout, check_batch, ragged_batch
 from outrider.engine.shape import ModelShape
+from outrider.engine.step_graphs import Run
 
 __all__ = ["ModelRunner"]
 
@@ -22,7 +24,10 @@ class ModelRunner:
     only the rank that decides asks for logits.
     """
 
-    def __init__(self, model: PreTrainedModel, shape: ModelShape, limits: EngineLimits) -> None:
+    def __init__(
+        self, model: PreTrainedModel, shape: ModelShape, limits: EngineLimits, paged: PagedOptions | None = None
+    ) -> None:
+        """Allocate the KV pool. Without `paged`, attention gathers groups of slices."""
         self._decoder = model.get_decoder()
         self._lm_head = model.get_output_embeddings()
         embedding: Tensor = cast("nn.Embedding", model.get_input_embeddings()).weight
@@ -36,33 +41,39 @@ class ModelRunner:
         )
         self._kv = KVPool.allocate(
             num_layers=shape.num_layers,
-            num_blocks=limits.num_blocks,
+            num_blocks=limits.num_blocks + (0 if paged is None else 1),
             block_size=limits.block_size,
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             dtype=embedding.dtype,
             device=embedding.device,
         )
+        # A mask of four dimensions goes through transformers untouched, and attention of ours reads
+        # none. Without it, transformers looks for packed sequences, which makes a device wait.
+        self._no_mask = torch.empty(1, 1, 1, 1, device=embedding.device)
+        self._paged = None if paged is None else PagedSteps(self._layers, limits, paged, embedding.device)
+        if self._paged is not None and paged is not None and paged.record_at_start:
+            self._record_all(self._paged)
 
     @torch.inference_mode()
-    def lay_out(self, batch: ForwardBatch) -> RaggedBatch:
-        """Check the batch and make its tensors; writes nothing.
+    def lay_out(self, batch: ForwardBatch) -> Run:
+        """Check the batch and lay it out; returns the forward, for `hidden`. Writes nothing.
 
         Raises `ValueError` when the batch does not fit the limits.
         """
-        return ragged_batch(batch, self._layout)
+        check_batch(batch, self._layout.limits)
+        if self._paged is not None:
+            return self._paged.prepare(batch)
+        ragged = ragged_batch(batch, self._layout)
+        return lambda: self._layers(ragged.input_ids, ragged.position_ids, ragged).index_select(0, ragged.logit_rows)
 
     @torch.inference_mode()
-    def hidden(self, ragged: RaggedBatch) -> Tensor:
+    def hidden(self, forward: Run) -> Tensor:
         """Run the layers, write the KV of every row, and return the last hidden states.
 
         The states are those of the rows that want logits: [sum of num_logits, hidden_size].
         """
-        output = self._decoder(
-            input_ids=ragged.input_ids, position_ids=ragged.position_ids, use_cache=False, ragged=ragged, kv=self._kv
-        )
-        rows: Tensor = output.last_hidden_state.squeeze(0).index_select(0, ragged.logit_rows)
-        return rows
+        return forward()
 
     def check_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Raise `ValueError` when a pair names a block outside the pool."""
@@ -83,3 +94,20 @@ class ModelRunner:
             return hidden.new_zeros((0, self._layout.limits.vocab_size), dtype=torch.float32)
         logits: Tensor = self._lm_head(hidden)
         return logits.float()
+
+    @torch.inference_mode()
+    def _record_all(self, steps: PagedSteps) -> None:
+        steps.record_all()
+
+    def _layers(self, input_ids: Tensor, position_ids: Tensor, batch: AttentionBatch) -> Tensor:
+        """The decoder over one flattened batch: [total] to [total, hidden_size]."""
+        output = self._decoder(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
+            attention_mask=self._no_mask,
+            use_cache=False,
+            ragged=batch,
+            kv=self._kv,
+        )
+        hidden: Tensor = output.last_hidden_state.squeeze(0)
+        return hidden

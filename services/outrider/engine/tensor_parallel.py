@@ -3,6 +3,13 @@
 Every rank is a process of its own and builds its part with `build_rank`; rank 0 gets a
 `TensorParallelEngine`, the others a `TensorParallelPeer` whose loop they run. Each step is one
 broadcast of integers, then the same forward on every rank, whose layers add up their parts.
+
+While it loads, a rank reads the whole checkpoint: the weights are mapped from its files, whose pages
+all ranks of a machine share, and AutoTP copies this rank's shards out of them (onto the GPU, where
+there is one). The peak per rank is thus its shard, the embedding and the head, plus one layer; the
+page cache holds the checkpoint once, and may drop it again.
+
+Ranks of a GPU must choose alike how they attend: they record their graphs in step, reductions included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +22,13 @@ from outrider.core.errors import ConfigError, EngineUnavailable
 from outrider.engine.autotp import shard_model
 from outrider.engine.base import EngineLimits, ForwardBatch
 from outrider.engine.config import EngineConfig
+from outrider.engine.cuda_path import paged_options, use_device
 from outrider.engine.factory import limits_for, torch_dtype
 from outrider.engine.loading import load_causal_lm, load_config
 from outrider.engine.models.prepare import Progress
 from outrider.engine.models.resolve import resolve
 from outrider.engine.packing import pack_model
-from outrider.engine.rank_group import RankGroup
+from outrider.engine.rank_group import RankGroup, backend_for
 from outrider.engine.rendezvous import Rendezvous
 from outrider.engine.runner import ModelRunner
 from outrider.engine.shape import ModelShape
@@ -53,10 +61,10 @@ class TensorParallelEngine:
         """
         if self._ended is not None:
             raise EngineUnavailable(self._ended)
-        ragged = self._runner.lay_out(batch)
+        forward = self._runner.lay_out(batch)
         with self._ending_on_failure():
             self._group.send_command(encode_step(batch, self._limits.block_size))
-            return self._runner.logits(self._runner.hidden(ragged))
+            return self._runner.logits(self._runner.hidden(forward))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the KV of whole blocks on all ranks: see `ModelEngine.copy_blocks`. Raises as `forward`."""
@@ -119,9 +127,9 @@ class TensorParallelPeer:
         return True
 
     def _step(self, batch: ForwardBatch) -> None:
-        ragged = self._runner.lay_out(batch)
+        forward = self._runner.lay_out(batch)
         try:
-            self._runner.hidden(ragged)
+            self._runner.hidden(forward)
         except RuntimeError as error:
             raise self._group.failure(error) from error
 
@@ -156,14 +164,16 @@ def _build_rank(
     dtype = torch_dtype(config)
     limits = limits_for(config, ModelShape.of_config(load_config(folder)), dtype)
     model = load_causal_lm(folder, dtype)
+    device = use_device(config.device)
     # The slow and fallible work comes first: whoever meets the others is nearly ready.
-    backend = "nccl" if config.device.startswith("cuda") else "gloo"
-    group = RankGroup(rendezvous, backend=backend, timeout_s=config.peer_timeout_s)
+    group = RankGroup(rendezvous, backend=backend_for(device), timeout_s=config.peer_timeout_s)
     shard_model(model, group, dtype)
     shape = ModelShape.of_model(model)
-    model.to(device=config.device)  # type: ignore[call-arg]
+    model.to(device=device)  # type: ignore[call-arg]
     pack_model(model)
-    runner = ModelRunner(model, shape, limits)
+    # Recording graphs at start-up already sums over the group: nobody may be late for it.
+    group.wait_for_all()
+    runner = ModelRunner(model, shape, limits, paged_options(config, shape, limits, dtype, device))
     # Otherwise the first step would count a slower rank's preparation as its being late.
     group.wait_for_all()
     return runner, group, limits

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from outrider.core.errors import EngineUnavailable
 from outrider.engine.base import EngineLimits, ForwardBatch
+from outrider.engine.paged_steps import PagedOptions
 from outrider.engine.runner import ModelRunner
 from outrider.engine.shape import ModelShape
 
@@ -16,10 +17,12 @@ __all__ = ["TorchEngine"]
 class TorchEngine:
     """`ModelEngine` on one device. Implements the interface in `engine.base`."""
 
-    def __init__(self, model: PreTrainedModel, shape: ModelShape, limits: EngineLimits) -> None:
-        """Take the model over, and allocate the whole KV pool."""
+    def __init__(
+        self, model: PreTrainedModel, shape: ModelShape, limits: EngineLimits, paged: PagedOptions | None = None
+    ) -> None:
+        """Take the model over, and allocate the whole KV pool; `paged` as in `ModelRunner`."""
         self._limits = limits
-        self._runner: ModelRunner | None = ModelRunner(model, shape, limits)
+        self._runner: ModelRunner | None = ModelRunner(model, shape, limits, paged)
 
     @property
     def limits(self) -> EngineLimits:

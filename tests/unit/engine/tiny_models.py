@@ -1,6 +1,7 @@
 """Tiny random models with fixed seeds, and what plain transformers says about them."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,11 @@ def random_model(config: Any, *, dtype: torch.dtype = torch.float32, seed: int =
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            # A copy: the model keeps its configuration, and the way it attends stands in there.
+            deepcopy(config),
+            attn_implementation="eager",
+        )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
