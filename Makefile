@@ -5,6 +5,9 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := smollm2-135m
+# The short standard set; BENCH="..." replaces it.
+BENCH ?= --peer hf --dtype bf16 --threads 2 --draft ngram --prompt-sets code,chat,summarise \
+  --concurrency 1,16 --num-prompts 3 --max-tokens 48 --repeats 2 --json bench.json
 
 # Two threads that spin beside each other are 30 times slower than one that works.
 export OMP_NUM_THREADS ?= 1
@@ -14,7 +17,7 @@ export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check protos baseline constraints clean
+.PHONY: help demo test bench soak check protos baseline constraints clean
 
 help: ## List the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -26,6 +29,14 @@ demo: $(VENV)/.installed ## Serve the CI model with a draft on this machine and 
 test: $(VENV)/.installed ## Run every test: unit, contract, integration (GPU tests where there is a GPU)
 	$(BIN)/outrider models prepare $(MODEL)
 	$(BIN)/pytest
+
+bench: $(VENV)/.installed ## Measure ourselves against plain decoding and transformers, at most 8 minutes
+	$(BIN)/outrider models prepare $(MODEL)
+	$(BIN)/outrider bench $(BENCH)
+
+soak: $(VENV)/.installed ## Many streams with random aborts; SECONDS=300, SOAK="--engine scripted"
+	$(BIN)/outrider models prepare $(MODEL)
+	$(BIN)/outrider soak --seconds $(or $(SECONDS),300) $(SOAK)
 
 check: $(VENV)/.installed ## Lint, format, types, dependency rules, stub drift, contract compatibility
 	$(BIN)/ruff check

@@ -2,12 +2,14 @@
 
 import typer
 
+from outrider_cluster.cli.bench import bench
 from outrider_cluster.cli.demo import demo
 from outrider_cluster.cli.emulate import emulate
 from outrider_cluster.cli.generate import generate
 from outrider_cluster.cli.models import models
 from outrider_cluster.cli.plan import plan
 from outrider_cluster.cli.serve import serve
+from outrider_cluster.cli.soak import soak
 from outrider_cluster.cli.status import status
 
 __all__ = ["app", "main"]
@@ -24,6 +26,8 @@ app.command()(status)
 app.command()(demo)
 app.command()(plan)
 app.command()(emulate)
+app.command()(bench)
+app.command()(soak)
 app.add_typer(models, name="models")
 
 

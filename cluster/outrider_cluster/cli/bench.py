@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+_FILE_WIDTH = 160
+
 
 def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report there as JSON.")] = None,
@@ -100,7 +102,9 @@ def _finish(result: "BenchResult", json_file: Path | None) -> None:
     from outrider.local.bench.report import report_as_json
     from outrider_cluster.cli.bench_table import show_bench
 
-    show_bench(result, Console(highlight=False))
+    console = Console(highlight=False)
+    # Into a file or a pipe nothing needs to be folded.
+    show_bench(result, console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH))
     if json_file is not None:
         json_file.write_text(json.dumps(report_as_json(result), indent=2) + "\n", encoding="utf-8")
 

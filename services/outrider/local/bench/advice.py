@@ -65,7 +65,8 @@ def _enable(cells: list[CellRuns], positions: tuple[float, ...], measured: str) 
     where = ", ".join(sorted({f"{one.cell.prompt_set} at {_streams(one)}" for one in slow}))
     action = f"Enable speculation{f', except for {where}' if where else ''}: {measured}"
     if len(positions) > 1 and positions[-2] > 0:
-        going_on = positions[-1] / positions[-2]
+        # Blocks cut short near the end of an output can make the later share the larger one.
+        going_on = min(1.0, positions[-1] / positions[-2])
         if going_on >= _KEEPS_GOING:
             return Advice(
                 action=f"{action}; try a longer K than {len(positions)}",
