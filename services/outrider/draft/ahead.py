@@ -154,18 +154,19 @@ class AheadDrafter:
             outcomes = likely_outcomes(one.in_flight, self._residents.model, one.sequence.eos_token_ids)
             chosen += [(one, outcome) for outcome in outcomes[: one.in_flight.branch_budget]]
         chosen.sort(key=lambda candidate: -candidate[1].probability)
+        del chosen[self._config.max_branch_rows :]
         planned = []
-        for flight, outcome in chosen[: self._config.max_branch_rows]:
-            made = self._fork(flight, outcome)
+        for flight, outcome in chosen:
+            made = self._fork(flight, outcome, self._affordable(flight.in_flight, len(chosen)))
             if made is not None:
                 planned.append((flight, made))
         return planned
 
-    def _fork(self, flight: _Flight, outcome: Outcome) -> OutcomeBranch | None:
+    def _fork(self, flight: _Flight, outcome: Outcome, num_draft_tokens: int) -> OutcomeBranch | None:
         """A branch with the sequence's KV up to the outcome's accepted length; None without room."""
         sequence, in_flight, kv = flight.sequence, flight.in_flight, self._residents.kv
         shared = in_flight.base_len + outcome.num_accepted
-        k = min(self._affordable(in_flight), self._engine.limits.max_model_len - shared)
+        k = min(num_draft_tokens, self._engine.limits.max_model_len - shared)
         length = shared + k  # the prefix, the next token, and all drafted tokens but the last
         if k < 1 or len(sequence.written) < shared or not kv.can_fork(sequence.kv_key, shared, length):
             return None
@@ -182,13 +183,13 @@ class AheadDrafter:
         in_flight.branches[outcome.num_accepted, outcome.next_token_id] = made
         return made
 
-    def _affordable(self, in_flight: InFlight) -> int:
+    def _affordable(self, in_flight: InFlight, num_branches: int) -> int:
         """K, cut to the draft steps that still fit before the verify ends: a short block beats a late one."""
-        step_s = self._timer.recent_ms / 1e3
+        step_s = self._timer.expected_ms(num_branches) / 1e3
         if step_s <= 0.0 or in_flight.budget_s <= 0.0:
             return in_flight.num_draft_tokens
-        left_s = in_flight.launched_at + in_flight.budget_s - self._clock.now()
-        return max(1, min(in_flight.num_draft_tokens, int(left_s / step_s)))
+        ends_at = in_flight.launched_at + in_flight.budget_s - self._config.table_margin_s
+        return max(1, min(in_flight.num_draft_tokens, int((ends_at - self._clock.now()) / step_s)))
 
     def _send(self, planned: Sequence[tuple[_Flight, OutcomeBranch]]) -> None:
         """Queue the tables of sequences that are still in flight, best outcomes first."""

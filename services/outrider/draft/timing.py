@@ -10,7 +10,7 @@ class StepTimer:
 
     def __init__(self) -> None:
         self._recent_ms = 0.0
-        self._single_ms = 0.0
+        self._by_size: dict[int, float] = {}
 
     @property
     def recent_ms(self) -> float:
@@ -20,14 +20,18 @@ class StepTimer:
     @property
     def single_ms(self) -> float:
         """Of the latest steps at batch 1."""
-        return self._single_ms
+        return self._by_size.get(1, 0.0)
+
+    def expected_ms(self, num_branches: int) -> float:
+        """Of a step with so many branches: of the same power of two, else of the next smaller one seen."""
+        size = num_branches.bit_length()
+        return next((self._by_size[one] for one in range(size, 0, -1) if one in self._by_size), 0.0)
 
     def record(self, seconds: float, *, num_branches: int) -> None:
         """Count one step."""
-        milliseconds = 1000.0 * seconds
+        milliseconds, size = 1000.0 * seconds, num_branches.bit_length()
         self._recent_ms = _blend(self._recent_ms, milliseconds)
-        if num_branches == 1:
-            self._single_ms = _blend(self._single_ms, milliseconds)
+        self._by_size[size] = _blend(self._by_size.get(size, 0.0), milliseconds)
 
 
 def _blend(mean: float, value: float) -> float:

@@ -21,6 +21,7 @@ _HIT_SMOOTHING = 0.05
 _HIT_RECOVERY = 0.003  # per step outside cached mode, back to the prior
 _STEPS_PER_CHOICE = 4
 _STICKINESS = 1.03  # another mode has to be this much better
+_MIN_GAIN = 1.05  # a draft's device and its energy are not free: less over plain is not worth them
 _ACCEPTANCE_STEPS = 20  # acceptance is rounded to 1/20, so that alike rows share a group
 
 
@@ -113,6 +114,9 @@ class SpeculationTuner:
         if drafts_ahead:
             modes.append(SpeculationMode.CACHED)
         best = best_choice(groups, estimates, modes)
+        plain = best_choice(groups, estimates, [SpeculationMode.OFF])
+        if best.tokens_per_s < _MIN_GAIN * plain.tokens_per_s:
+            return plain
         if self._choice is None or best.mode is self._choice.mode or self._choice.mode not in modes:
             return best
         same = best_choice(groups, estimates, [self._choice.mode])
