@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from outrider.core.dispatch import EngineHello
-from outrider.core.errors import EngineUnavailable
 from outrider.core.link import Hello
 from outrider.engine.base import ModelEngine
 from outrider.engine.config import EngineConfig
@@ -15,6 +14,7 @@ from outrider.rpc.link_client import GrpcDraftTransport
 from outrider.rpc.server import RunningServer, ServerOptions, start_server
 from outrider.target.builder import MonotonicClock, build_host
 from outrider.target.host import EngineHost
+from outrider.target.stall import StallWatch
 from outrider.telemetry.engine_metrics import EngineMetrics
 from outrider.telemetry.sequence_spans import SequenceTracer
 from outrider.telemetry.sink import MetricSink, NullSink
@@ -61,7 +61,8 @@ class PrimaryRank:
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[str] = self._loop.create_future()
         self._clock = MonotonicClock()
-        self._last_beat = (0, self._clock.now())
+        timeouts = settings.target.timeouts
+        self._stall = StallWatch(limit_s=timeouts.collective_s + timeouts.heartbeat_s, clock=self._clock)
         self._metrics = EngineMetrics(
             sink or NullSink(), {"model_name": settings.model.public_name, "engine": identity.engine_id}
         )
@@ -117,12 +118,7 @@ class PrimaryRank:
         """Raises `EngineUnavailable` when the engine thread has hung in a step."""
         if self._host is None:
             return RankPulse()
-        beat, since = self._last_beat
-        now = self._clock.now()
-        if self._host.heartbeat != beat:
-            self._last_beat = (self._host.heartbeat, now)
-        elif now - since > self._stall_limit_s:
-            raise EngineUnavailable(f"the engine has been in one step for {now - since:.1f} s")
+        self._stall.check(self._host.heartbeat)
         status = self._host.status
         return RankPulse(running=status.running, waiting=status.waiting)
 
@@ -138,11 +134,6 @@ class PrimaryRank:
         if self._server is not None:
             # The grace lets the failure reach the routers before their streams are cut.
             await self._server.stop(_STOP_S)
-
-    @property
-    def _stall_limit_s(self) -> float:
-        timeouts = self._settings.target.timeouts
-        return timeouts.collective_s + timeouts.heartbeat_s
 
     def _from_thread(self, cause: str) -> None:
         self._loop.call_soon_threadsafe(self._note_failure, cause)
