@@ -49,7 +49,11 @@ _PROMPTS = (
     _Prompt(name="explanation", text="Explain in a few sentences why the sky is blue.", temperature=0.8),
     _Prompt(
         name="repetition",
-        text="Repeat this sentence three times: The quick brown fox jumps over the lazy dog near the river bank.",
+        text=(
+            "Please copy the following text exactly: The train leaves the old station at nine and arrives in the "
+            "small town by the sea before noon. The children run down to the beach, and their parents carry the "
+            "bags to the hotel."
+        ),
         temperature=0.0,
     ),
 )
