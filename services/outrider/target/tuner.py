@@ -13,9 +13,10 @@ from outrider.target.step_times import VerifyTimes
 __all__ = ["SpeculationTuner"]
 
 _PRIOR_ACCEPTANCE = 0.7
+_PRIOR_TRIALS = 4.0  # what the prior counts for at the start; it fades like everything seen
 _PRIOR_WEIGHT = 6.0  # trials that the batch's mean counts for in a sequence's own estimate
 _FORGETTING = 0.96  # per round
-_PROBE_FORGETTING = 0.6  # probes are rare, so old rounds fade faster
+_PROBE_FORGETTING = 0.75  # probes are rare, so old rounds fade faster
 _PRIOR_HIT_RATE = 0.8
 _HIT_SMOOTHING = 0.05
 _HIT_RECOVERY = 0.003  # per step outside cached mode, back to the prior
@@ -31,7 +32,8 @@ class SpeculationTuner:
     def __init__(self, verify_times: VerifyTimes, counters: ProposerCounters) -> None:
         self._verify_times = verify_times
         self._counters = counters
-        self._hits = self._trials = 0.0
+        self._trials = _PRIOR_TRIALS
+        self._hits = _PRIOR_ACCEPTANCE * _PRIOR_TRIALS
         self._hit_rate = _PRIOR_HIT_RATE
         self._seen_lookups = self._seen_hits = 0
         self._choice: Choice | None = None
@@ -47,7 +49,7 @@ class SpeculationTuner:
     @property
     def acceptance(self) -> float:
         """Chance that a draft token is accepted if those before it are, over the batch."""
-        return (self._hits + _PRIOR_ACCEPTANCE) / (self._trials + 1.0)
+        return self._hits / self._trials
 
     def observe(self, rounds: Sequence[Round]) -> None:
         """Learn from the rounds of one step."""
