@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.sampling import SamplingParams
+from outrider.decoding.transfer import device_index, device_tensor, to_device
 
 __all__ = ["LawBlock", "adjust_"]
 
@@ -60,7 +61,7 @@ def adjust_(logits: Tensor, block: LawBlock) -> None:
         _penalize_(logits, block)
     if block.num_suppressed_rows:
         ids = [i for i in block.sampling.suppressed_token_ids if i < logits.shape[1]]
-        logits[: block.num_suppressed_rows, ids] = -torch.inf
+        logits[: block.num_suppressed_rows].index_fill_(1, device_index(ids, logits.device), -torch.inf)
 
 
 def _add_bias_(logits: Tensor, block: LawBlock) -> None:
@@ -68,7 +69,8 @@ def _add_bias_(logits: Tensor, block: LawBlock) -> None:
     entries = [(i, bias) for i, bias in block.sampling.logit_bias if i < logits.shape[1]]
     ids = [i for i, _ in entries]
     biases = [-torch.inf if bias <= -_FORCED_BIAS else bias for _, bias in entries]
-    logits[:, ids] += torch.tensor(biases, dtype=logits.dtype).to(logits.device)
+    added = device_tensor(biases, dtype=logits.dtype, device=logits.device)
+    logits.index_add_(1, device_index(ids, logits.device), added.expand(logits.shape[0], -1))
     forced = [i for i, bias in entries if bias >= _FORCED_BIAS]
     # A forced token that min_tokens suppresses must not leave a row without any token.
     free = [i for i in forced if i not in block.sampling.suppressed_token_ids]
@@ -80,9 +82,9 @@ def _add_bias_(logits: Tensor, block: LawBlock) -> None:
 def _keep_only_(logits: Tensor, token_ids: list[int]) -> None:
     """Remove every other token from the rows; no change without `token_ids`."""
     if token_ids:
-        kept = logits[:, token_ids]
-        logits.fill_(-torch.inf)
-        logits[:, token_ids] = kept
+        index = device_index(token_ids, logits.device)
+        kept = logits.index_select(1, index)
+        logits.fill_(-torch.inf).index_copy_(1, index, kept)
 
 
 def _penalize_(logits: Tensor, block: LawBlock) -> None:
@@ -98,8 +100,8 @@ def _penalize_(logits: Tensor, block: LawBlock) -> None:
     counts = torch.zeros(block.num_rows, len(ids), dtype=torch.int64)
     counts[1:] = (drafted.unsqueeze(1) == ids).cumsum(0)
     counts += output_counts
-    repeated = (in_prompt | (counts > 0)).to(device)  # [1 + k, ids]
-    ids, counts = ids.to(device), counts.to(device=device, dtype=dtype)
+    repeated = to_device(in_prompt | (counts > 0), device)  # [1 + k, ids]
+    ids, counts = to_device(ids, device), to_device(counts.to(dtype), device)
 
     values = logits[:, ids]
     penalty = sampling.repetition_penalty

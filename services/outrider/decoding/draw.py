@@ -6,12 +6,14 @@ the counter differs. Greedy rows add no noise.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from outrider.decoding.keys import Counter
 from outrider.decoding.noise import gumbel_at, gumbel_rows, seed_rows
+from outrider.decoding.transfer import device_index
 
 __all__ = ["DrawRow", "first_argmax", "perturbed"]
 
@@ -34,8 +36,10 @@ def perturbed(log_weights: Tensor, rows: Sequence[DrawRow]) -> Tensor:
 
     A row's values depend on its own log-weights and counter alone.
     """
-    dense = [i for i, row in enumerate(rows) if row.counter is not None and not row.truncated]
-    sparse = [i for i, row in enumerate(rows) if row.counter is not None and row.truncated]
+    # Which tokens are kept is known on the device only: the host would have to wait for it.
+    may_look = log_weights.device.type == "cpu"
+    dense = [i for i, row in enumerate(rows) if row.counter is not None and not (row.truncated and may_look)]
+    sparse = [i for i, row in enumerate(rows) if row.counter is not None and row.truncated and may_look]
     if not dense and not sparse:
         return log_weights
     seeds = seed_rows([row.counter for row in rows if row.counter is not None], device=log_weights.device)
@@ -43,14 +47,16 @@ def perturbed(log_weights: Tensor, rows: Sequence[DrawRow]) -> Tensor:
     if len(dense) == len(rows):
         return gumbel_rows(seeds, log_weights.shape[1]).to(log_weights.dtype).add_(log_weights)
     scores = log_weights.clone()
+    index = partial(device_index, device=log_weights.device)
     place = {row: index for index, row in enumerate(noisy)}
     if dense:
-        scores[dense] += gumbel_rows(seeds[[place[i] for i in dense]], log_weights.shape[1])
+        noise = gumbel_rows(seeds.index_select(0, index([place[i] for i in dense])), log_weights.shape[1])
+        scores.index_add_(0, index(dense), noise.to(scores.dtype))
     if sparse:
-        candidates = log_weights if len(sparse) == len(rows) else log_weights[sparse]
+        candidates = log_weights if len(sparse) == len(rows) else log_weights.index_select(0, index(sparse))
         kept_row, kept_id = (candidates > -torch.inf).nonzero().unbind(1)
-        noise = gumbel_at(seeds[[place[i] for i in sparse]][kept_row], kept_id)
-        target_row = torch.tensor(sparse, device=scores.device)[kept_row]
+        noise = gumbel_at(seeds.index_select(0, index([place[i] for i in sparse]))[kept_row], kept_id)
+        target_row = index(sparse)[kept_row]
         scores[target_row, kept_id] += noise.to(scores.dtype)
     return scores
 

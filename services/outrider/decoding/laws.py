@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.core.sampling import SamplingParams
 from outrider.decoding.adjustments import LawBlock, adjust_
+from outrider.decoding.transfer import device_index, device_tensor
 from outrider.decoding.truncation import truncate_
 
 __all__ = ["LawBlock", "target_law", "valid_logits"]
@@ -39,9 +40,10 @@ def target_law(logits: Tensor, blocks: Sequence[LawBlock], num_valid_ids: int | 
     if len(cut) == len(params):
         truncate_(law, params)
     elif cut:
-        rows = law[cut]
+        index = device_index(cut, law.device)
+        rows = law.index_select(0, index)
         truncate_(rows, [params[row] for row in cut])
-        law[cut] = rows
+        law.index_copy_(0, index, rows)
     return law
 
 
@@ -77,5 +79,5 @@ def _tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     law = logits - logits.amax(1, keepdim=True)
     temperatures = [1.0 if p.greedy else max(p.temperature, _SMALLEST_TEMPERATURE) for p in params]
     if any(t != 1.0 for t in temperatures):
-        law /= torch.tensor(temperatures, dtype=law.dtype).to(law.device).unsqueeze(1)
+        law /= device_tensor(temperatures, dtype=law.dtype, device=law.device).unsqueeze(1)
     return law

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.verdict import TokenLogprobs
+from outrider.decoding.transfer import device_index
 
 __all__ = ["LogprobRequest", "raw_logprobs"]
 
@@ -30,9 +31,9 @@ def raw_logprobs(logits: Tensor, requests: Sequence[LogprobRequest]) -> list[Tok
     if not requests:
         return []
     device = logits.device
-    rows = logits[torch.tensor([one.row for one in requests], device=device)]
+    rows = logits.index_select(0, device_index([one.row for one in requests], device))
     norm = rows.logsumexp(1, keepdim=True)  # [requests, 1]
-    ids = torch.tensor([one.token_id for one in requests], device=device).unsqueeze(1)
+    ids = device_index([one.token_id for one in requests], device).unsqueeze(1)
     num_top = min(max(one.num_top for one in requests), rows.shape[1])
     top_ids = _top_ids(rows, num_top)  # [requests, num_top]
     ids = torch.cat([ids, top_ids], dim=1)

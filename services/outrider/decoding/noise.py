@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding.keys import Counter, Purpose
+from outrider.decoding.transfer import device_tensor
 
 __all__ = ["gumbel", "gumbel_at", "gumbel_rows", "seed_rows", "words_to_gumbel"]
 
@@ -33,7 +34,7 @@ def seed_rows(counters: Sequence[Counter], *, device: torch.device) -> Tensor:
     """The streams of several positions as int32 halves, low and high: [rows, 2]."""
     seeds = [counter.seed for counter in counters]
     halves = [(_signed(seed % _RANGE_32), _signed(seed >> 32)) for seed in seeds]
-    return torch.tensor(halves, dtype=torch.int32).reshape(-1, 2).to(device)
+    return device_tensor(halves, dtype=torch.int32, device=device).reshape(-1, 2)
 
 
 def gumbel_rows(seeds: Tensor, num_tokens: int) -> Tensor:

@@ -19,6 +19,7 @@ from outrider.decoding.keys import Counter, Purpose
 from outrider.decoding.laws import LawBlock, target_law
 from outrider.decoding.noise import gumbel_at, seed_rows
 from outrider.decoding.rejection import point_mass
+from outrider.decoding.transfer import device_index
 
 __all__ = ["ProposeRow", "ProposedToken", "propose"]
 
@@ -79,12 +80,10 @@ def propose(logits: Tensor, rows: Sequence[ProposeRow], num_valid_ids: int | Non
     shared = [i for i, row in enumerate(rows) if not row.transmits_law]
     sampled = [i for i, row in enumerate(rows) if row.transmits_law]
     proposed: dict[int, ProposedToken] = {}
-    if shared:
-        chosen = [rows[i] for i in shared]
-        proposed.update(zip(shared, _with_target_noise(law if not sampled else law[shared], chosen), strict=True))
-    if sampled:
-        chosen = [rows[i] for i in sampled]
-        proposed.update(zip(sampled, _from_transmitted_law(law[sampled], chosen), strict=True))
+    for chosen, draw in ((shared, _with_target_noise), (sampled, _from_transmitted_law)):
+        if chosen:
+            own = law if len(chosen) == len(rows) else law.index_select(0, device_index(chosen, law.device))
+            proposed.update(zip(chosen, draw(own, [rows[i] for i in chosen]), strict=True))
     return [proposed[i] for i in range(len(rows))]
 
 
@@ -119,7 +118,7 @@ def _from_transmitted_law(law: Tensor, rows: Sequence[ProposeRow]) -> list[Propo
     """Sampled rows of the rejection rule: draw from the renormalised top-k that is transmitted."""
     width = min(max(row.q_top_k for row in rows), law.shape[1])
     weights, ids = law.topk(width, dim=1)  # [rows, width]
-    limits = torch.tensor([row.q_top_k for row in rows], device=law.device).unsqueeze(1)
+    limits = device_index([row.q_top_k for row in rows], law.device).unsqueeze(1)
     weights = weights.masked_fill(torch.arange(width, device=law.device) >= limits, -torch.inf)
     probs = weights.float().softmax(1)  # float32: what goes over the wire is what is drawn from
     seeds = seed_rows([_counter(row, Purpose.DRAFT) for row in rows], device=law.device)

@@ -16,6 +16,7 @@ from outrider.core.proposal import SparseLaw
 from outrider.decoding.draw import first_argmax
 from outrider.decoding.keys import Counter, Purpose, uniform
 from outrider.decoding.noise import gumbel_rows, seed_rows
+from outrider.decoding.transfer import device_index, device_tensor, to_device
 
 __all__ = ["RejectionBlock", "judge_by_rejection", "point_mass"]
 
@@ -47,11 +48,11 @@ def judge_by_rejection(law: Tensor, blocks: Sequence[RejectionBlock]) -> tuple[T
     """
     device = law.device
     accepted = _accepted_lengths(law, blocks)  # [blocks]
-    first_rows = torch.tensor([block.first_row for block in blocks], device=device)
+    first_rows = device_index([block.first_row for block in blocks], device)
     own = law[first_rows + accepted]  # [blocks, vocab]
     if not any(block.token_ids for block in blocks):
         return accepted, first_argmax(own + _noise(own, blocks, accepted))
-    rejected = accepted < torch.tensor([len(block.token_ids) for block in blocks], device=device)
+    rejected = accepted < device_index([len(block.token_ids) for block in blocks], device)
     residual = own.softmax(1)
     q_ids, q_probs = _draft_laws(blocks, dtype=own.dtype, device=device)  # [blocks, k + 1, support]
     index = accepted.reshape(-1, 1, 1).expand(-1, 1, q_ids.shape[2])
@@ -76,17 +77,17 @@ def _accepted_lengths(law: Tensor, blocks: Sequence[RejectionBlock]) -> Tensor:
             q_x = q.probs[q.token_ids.index(token_id)] / sum(q.probs)
             bars.append(uniform(block.noise_key, block.position + j, Purpose.ACCEPT) * q_x)
     p_x = (
-        law[torch.tensor(rows, device=law.device)]
+        law.index_select(0, device_index(rows, law.device))
         .softmax(1)
-        .gather(1, torch.tensor(ids, device=law.device).unsqueeze(1))
+        .gather(1, device_index(ids, law.device).unsqueeze(1))
         .squeeze(1)
     )
     # u < p / q, written so that nothing is divided.
-    passes = torch.tensor(bars, dtype=torch.float64).to(law.device) < p_x
+    passes = device_tensor(bars, dtype=torch.float64, device=law.device) < p_x
     owner = [b for b, block in enumerate(blocks) for _ in block.token_ids]
     place = [j for block in blocks for j in range(len(block.token_ids))]
     table = torch.zeros(len(blocks), width, dtype=torch.int64, device=law.device)
-    table[owner, place] = passes.long()
+    table[device_index(owner, law.device), device_index(place, law.device)] = passes.long()
     return table.cumprod(1).sum(1)
 
 
@@ -104,7 +105,7 @@ def _draft_laws(blocks: Sequence[RejectionBlock], *, dtype: torch.dtype, device:
     )
     probs = torch.tensor([_padded(q.probs, support) for q in laws], dtype=torch.float64).view(ids.shape)
     probs /= probs.sum(2, keepdim=True).clamp_(min=1e-300)
-    return ids.to(device), probs.to(device=device, dtype=dtype)
+    return to_device(ids, device), to_device(probs.to(dtype), device)
 
 
 def _padded(values: Sequence[float], length: int) -> list[float]:

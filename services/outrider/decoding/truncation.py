@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.sampling import SamplingParams
+from outrider.decoding.transfer import device_index, device_tensor
 
 __all__ = ["largest_values", "truncate_"]
 
@@ -27,15 +28,15 @@ def truncate_(log_weights: Tensor, params: Sequence[SamplingParams]) -> None:
     """
     vocab = log_weights.shape[1]
     floors = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
-    floor = torch.tensor(floors, dtype=log_weights.dtype).to(log_weights.device)  # [rows]
+    floor = device_tensor(floors, dtype=log_weights.dtype, device=log_weights.device)  # [rows]
     ranked = [r for r, p in enumerate(params) if 0 < p.top_k < vocab or p.top_p < 1]
     thresholds, spare = floor, {}
     if ranked:
-        rows = log_weights if len(ranked) == len(params) else log_weights[ranked]
+        ranked_index = device_index(ranked, log_weights.device)
+        rows = log_weights if len(ranked) == len(params) else log_weights.index_select(0, ranked_index)
         cuts, num_kept = _rank_cuts(rows, [params[r] for r in ranked])
         spare = _surplus_ties(rows, cuts, num_kept)
-        thresholds = floor.clone()
-        thresholds[ranked] = torch.maximum(floor[ranked], cuts)
+        thresholds = floor.index_copy(0, ranked_index, torch.maximum(floor.index_select(0, ranked_index), cuts))
     for index, num_ties in spare.items():
         row = log_weights[ranked[index]]
         if bool(cuts[index] >= floor[ranked[index]]):
@@ -68,8 +69,8 @@ def _rank_cuts(rows: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, 
     limits = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
     # One more than top-k keeps, so that its cut seldom is the last value that was looked at.
     depth = min(max(limit + 1 if limit < vocab else _NUCLEUS_DEPTHS[0] for limit in limits), vocab)
-    limit = torch.tensor(limits, device=rows.device)
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64).to(rows.device)
+    limit = device_index(limits, rows.device)
+    top_p = device_tensor([p.top_p for p in params], dtype=torch.float64, device=rows.device)
     total = rows.exp().sum(1).double() if max(limits) == vocab else torch.zeros_like(top_p)
     cuts, num_kept, done = _search(rows, limit, top_p, total, depth)
     for deeper in (*_NUCLEUS_DEPTHS[1:], vocab):

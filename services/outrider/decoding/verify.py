@@ -21,6 +21,7 @@ from outrider.decoding.keys import Counter, Purpose
 from outrider.decoding.laws import LawBlock, target_law, valid_logits
 from outrider.decoding.logprobs import LogprobRequest, raw_logprobs
 from outrider.decoding.rejection import RejectionBlock, judge_by_rejection, point_mass
+from outrider.decoding.transfer import device_index
 
 __all__ = ["VerifyRow", "verify"]
 
@@ -119,7 +120,8 @@ def _judge(law: Tensor, rows: Sequence[VerifyRow]) -> list[tuple[int, ...]]:
 def _coupled_draws(law: Tensor, rows: Sequence[VerifyRow], chosen: Sequence[int], starts: Sequence[int]) -> Tensor:
     """The target's own draw at every row of the chosen sequences, one after the other."""
     if len(chosen) < len(rows):
-        law = law[[starts[i] + j for i in chosen for j in range(rows[i].num_rows)]]
+        wanted = [starts[i] + j for i in chosen for j in range(rows[i].num_rows)]
+        law = law.index_select(0, device_index(wanted, law.device))
     draws = []
     for row in (rows[i] for i in chosen):
         for position in range(len(row.prefix), len(row.prefix) + row.num_rows):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.host_waits import questions
 from tests.unit.engine.tiny_models import CONFIGS, plain_logits, random_model, random_tokens
 from torch import Tensor
 
@@ -41,14 +42,14 @@ class CountingRecorder:
         return repeat
 
 
-def runner_of(recorder: CountingRecorder, **changes: Any) -> ModelRunner:
+def runner_of(recorder: CountingRecorder, name: str = "llama", **changes: Any) -> ModelRunner:
     register_attention()
-    model = random_model(CONFIGS["llama"])
+    model = random_model(CONFIGS[name])
     model.set_attn_implementation(IMPLEMENTATION)
     shape = ModelShape.of_model(model)
     pack_model(model)
-    options: dict[str, Any] = {"row_buckets": BUCKETS, "max_width": 3, **changes}
-    return ModelRunner(model, shape, LIMITS, PagedOptions(kernel=gathered_kernel, recorder=recorder, **options))
+    options: dict[str, Any] = {"row_buckets": BUCKETS, "max_width": 3, "kernel": gathered_kernel, **changes}
+    return ModelRunner(model, shape, LIMITS, PagedOptions(recorder=recorder, **options))
 
 
 def run(runner: ModelRunner, *slices: ForwardSlice) -> Tensor:
@@ -120,6 +121,14 @@ def test_a_batch_outside_the_limits_is_refused_before_anything_runs() -> None:
     runner = runner_of(CountingRecorder())
     with pytest.raises(ValueError, match="block id"):
         run(runner, ForwardSlice(token_ids=[1], start=0, block_table=[32], num_logits=1))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_what_is_recorded_asks_nothing_of_the_device(name: str) -> None:
+    def no_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scaling: float) -> Tensor:
+        return query
+
+    assert questions(lambda: runner_of(CountingRecorder(), name, record_at_start=True, kernel=no_attention)) == []
 
 
 def test_buckets_are_the_products_of_batch_sizes_and_widths() -> None:
