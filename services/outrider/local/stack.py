@@ -59,7 +59,7 @@ class LocalStack:
         """`clock`: what the engine thread reads instead of the machine's monotonic time."""
         self.settings = settings
         self.codec = codec
-        self._draft = draft
+        self.draft = draft
         self._transport: GrpcDraftTransport | None = None
         self._link: WatchedLink | None = None
         if draft is not None:
@@ -88,9 +88,9 @@ class LocalStack:
         self._session = self._host.connect("observer")
         self._host.start()
         await self._router.start()
-        if self._transport is not None and self._link is not None and self._draft is not None:
+        if self._transport is not None and self._link is not None and self.draft is not None:
             self._transport.start()
-            self._transport.set_address(self._draft.address)
+            self._transport.set_address(self.draft.address)
             await self._link.wait_up(self.settings.start_timeout_s)
 
     async def close(self) -> None:
@@ -132,7 +132,7 @@ class LocalStack:
 
     async def draft_load(self) -> DraftLoad | None:
         """What the draft holds; None without a draft."""
-        return None if self._draft is None else await self._draft.load()
+        return None if self.draft is None else await self.draft.load()
 
 
 @asynccontextmanager

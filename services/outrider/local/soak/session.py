@@ -13,6 +13,7 @@ from outrider.local.codec import Codec, load_codec
 from outrider.local.config import LocalSettings
 from outrider.local.draft_handle import DraftLoad
 from outrider.local.soak.cases import Catalogue
+from outrider.local.soak.leaks import draft_leaks, target_leaks
 from outrider.local.soak.margin import top_two_margin
 from outrider.local.soak.solo import Divergence, divergences, run_alone
 from outrider.local.soak.streams import KeepGoing, Outcome, run_streams
@@ -105,14 +106,14 @@ async def _soak(
         meter=meter,
     )
     status = await _idle_status(stack)
-    return outcomes, status, (*_target_leaks(status), *_draft_leaks(await _idle_draft(stack)))
+    return outcomes, status, (*target_leaks(status), *draft_leaks(await _idle_draft(stack)))
 
 
 async def _idle_status(stack: LocalStack) -> EngineStatus:
     """The engine once it has nothing left, or when time is up: aborts are still on their way to it."""
     try:
         async with asyncio.timeout(_DRAIN_S):
-            while _target_leaks(await stack.status()):  # noqa: ASYNC110 - the other end is another thread
+            while target_leaks(await stack.status()):  # noqa: ASYNC110 - the other end is another thread
                 await asyncio.sleep(_ASK_AGAIN_S)
     except TimeoutError:
         pass  # what is left is reported
@@ -124,32 +125,12 @@ async def _idle_draft(stack: LocalStack) -> DraftLoad | None:
     load = await stack.draft_load()
     try:
         async with asyncio.timeout(_DRAIN_S):
-            while _draft_leaks(load):
+            while draft_leaks(load):
                 await asyncio.sleep(_ASK_AGAIN_S)
                 load = await stack.draft_load()
     except TimeoutError:
         pass  # what is left is reported
     return load
-
-
-def _target_leaks(status: EngineStatus) -> list[str]:
-    found = []
-    if status.running or status.waiting:
-        found.append(f"target: {status.running} sequences running and {status.waiting} waiting")
-    if status.kv_usage:
-        found.append(f"target: {status.kv_usage:.1%} of the KV blocks in use")
-    if held := sum(link.open_sequences for link in status.draft_links):
-        found.append(f"target: {held} sequences open on the draft")
-    return found
-
-
-def _draft_leaks(load: DraftLoad | None) -> list[str]:
-    found = []
-    if load is not None and load.sequences:
-        found.append(f"draft: {load.sequences} sequences held")
-    if load is not None and load.kv_usage:
-        found.append(f"draft: {load.kv_usage:.1%} of the KV blocks in use")
-    return found
 
 
 class _Margins:
