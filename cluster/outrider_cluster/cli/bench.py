@@ -26,37 +26,43 @@ __all__ = ["bench"]
 _FILE_WIDTH = 160
 
 
+Engine = Annotated[
+    Literal["torch", "scripted"], typer.Option(help="scripted: the CPU time of the engine loop alone, no model.")
+]
+Draft = Annotated[str, typer.Option(help="self: the target in four bits; ngram; none; or a draft model.")]
+DType = Annotated[Literal["fp32", "bf16", "float32", "bfloat16"], typer.Option(help="Of every model.")]
+DraftThreads = Annotated[int | None, typer.Option(help="Compute threads of the draft; default: --threads.")]
+How = Annotated[Literal["sequential", "cached", "auto"], typer.Option("--mode", help="How blocks are obtained.")]
+Sets = Annotated[str, typer.Option(help="Of code, chat, summarise, creative, mixed; comma-separated.")]
+PromptFile = Annotated[
+    Path | None, typer.Option(help="A .jsonl file of prompts or a JSON file in ShareGPT's format instead.")
+]
+Rate = Annotated[float | None, typer.Option(help="Requests per second, Poisson, instead of --concurrency.")]
+NumPrompts = Annotated[int, typer.Option(help="Prompts per set and load; at least one per stream is taken.")]
+Modes = Annotated[
+    str | None, typer.Option(help="Of plain, speculative, hf_plain, hf_assisted; default: all that apply.")
+]
+
+
 def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report there as JSON.")] = None,
-    engine: Annotated[
-        Literal["torch", "scripted"], typer.Option(help="scripted: the CPU time of the engine loop alone, no model.")
-    ] = "torch",
+    engine: Engine = "torch",
     address: Annotated[str | None, typer.Option(help="Measure the deployment at HOST:PORT instead.")] = None,
     model: Annotated[str, typer.Option(help="The target model.")] = "smollm2-135m",
-    draft: Annotated[str, typer.Option(help="self: the target in four bits; ngram; none; or a draft model.")] = "self",
-    dtype: Annotated[Literal["fp32", "bf16", "float32", "bfloat16"], typer.Option(help="Of every model.")] = "bf16",
+    draft: Draft = "self",
+    dtype: DType = "bf16",
     threads: Annotated[int, typer.Option(help="Compute threads of the target and of the peer.")] = 1,
-    draft_threads: Annotated[int | None, typer.Option(help="Compute threads of the draft; default: --threads.")] = None,
+    draft_threads: DraftThreads = None,
     k: Annotated[int, typer.Option("--k", help="Draft tokens a round.")] = 5,
-    mode: Annotated[Literal["sequential", "cached", "auto"], typer.Option(help="How blocks are obtained.")] = (
-        "sequential"
-    ),
-    prompt_sets: Annotated[
-        str, typer.Option(help="Of code, chat, summarise, creative, mixed; comma-separated.")
-    ] = "code,chat,summarise,creative",
-    prompts: Annotated[
-        Path | None, typer.Option(help="A .jsonl file of prompts or a JSON file in ShareGPT's format instead.")
-    ] = None,
+    mode: How = "sequential",
+    prompt_sets: Sets = "code,chat,summarise,creative",
+    prompts: PromptFile = None,
     concurrency: Annotated[str, typer.Option(help="Streams at once, comma-separated.")] = "1",
-    request_rate: Annotated[
-        float | None, typer.Option(help="Requests per second, Poisson, instead of --concurrency.")
-    ] = None,
-    num_prompts: Annotated[int, typer.Option(help="Prompts per set and load; at least one per stream is taken.")] = 4,
+    request_rate: Rate = None,
+    num_prompts: NumPrompts = 4,
     max_tokens: Annotated[int, typer.Option(help="Most output tokens of a prompt.")] = 64,
     repeats: Annotated[int, typer.Option(help="Repeats, for the spread.")] = 3,
-    modes: Annotated[
-        str | None, typer.Option(help="Of plain, speculative, hf_plain, hf_assisted; default: all that apply.")
-    ] = None,
+    modes: Modes = None,
     peer: Annotated[Literal["hf"] | None, typer.Option(help="Compare with transformers' generate.")] = None,
     width_rounds: Annotated[int, typer.Option(help="Forwards beside the bandwidth bound; 0: not measured.")] = 20,
     off_runs: Annotated[int, typer.Option(help="Runs of speculation gated off; 0: not measured.")] = 5,

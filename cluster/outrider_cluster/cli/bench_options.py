@@ -82,12 +82,13 @@ class PairOptions:
         """A local stack that holds the plan's load. Raises `ConfigError`."""
         if not 1 <= k <= _MAX_K:
             raise ConfigError(f"--k: {k} is outside [1, {_MAX_K}]")
-        made = self._sized(plan, max_model_len=plan.max_tokens + 1, k=k, mode=mode)
+        made = self.sized(plan, max_model_len=plan.max_tokens + 1, k=k, mode=mode)
         # The tokenizer is read before the model, whose KV is sized by the longest prompt.
         longest = longest_prompt(plan, made.target, progress)
-        return self._sized(plan, max_model_len=max(256, longest + plan.max_tokens), k=k, mode=mode)
+        return self.sized(plan, max_model_len=max(256, longest + plan.max_tokens), k=k, mode=mode)
 
-    def _sized(self, plan: BenchPlan, *, max_model_len: int, k: int, mode: str) -> LocalSettings:
+    def sized(self, plan: BenchPlan, *, max_model_len: int, k: int, mode: str) -> LocalSettings:
+        """A local stack for texts of `max_model_len` tokens under the plan's load."""
         is_ngram = self.draft == NGRAM
         loop = TargetConfig(
             max_num_seqs=plan.max_streams,

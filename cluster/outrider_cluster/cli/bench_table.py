@@ -41,7 +41,7 @@ def _rows(result: BenchResult) -> Table:
 def _title(result: BenchResult) -> str:
     draft = "no draft" if result.draft is None else f"draft {result.draft}, K = {result.num_draft_tokens}"
     threads = f", {result.threads} threads" if result.threads else ""
-    return f"{result.dtype}{threads}, {draft}"
+    return f"{result.dtype or 'a deployment'}{threads}, {draft}"
 
 
 def _cells(one: CellRuns, mode: Mode) -> list[str]:

@@ -60,6 +60,7 @@ class LocalStack:
         self.settings = settings
         self.codec = codec
         self.draft = draft
+        """The draft that it was given; it belongs to the caller as well."""
         self._transport: GrpcDraftTransport | None = None
         self._link: WatchedLink | None = None
         if draft is not None:
@@ -76,7 +77,8 @@ class LocalStack:
             on_failure=silent,  # every session hears of it
             clock=clock,
         )
-        self._router = _router(settings, engine, codec, self._host)
+        self.service = _router(settings, engine, codec, self._host)
+        """What a public server would serve."""
         self._session: EngineSession | None = None
         self._nonces = count(1)
 
@@ -87,7 +89,7 @@ class LocalStack:
         """
         self._session = self._host.connect("observer")
         self._host.start()
-        await self._router.start()
+        await self.service.start()
         if self._transport is not None and self._link is not None and self.draft is not None:
             self._transport.start()
             self._transport.set_address(self.draft.address)
@@ -95,7 +97,7 @@ class LocalStack:
 
     async def close(self) -> None:
         """End what runs and stop. Idempotent."""
-        await self._router.close()
+        await self.service.close()
         if self._session is not None:
             self._session.close()
         await run_in_thread(lambda: self._host.stop(_STOP_S))
@@ -104,16 +106,16 @@ class LocalStack:
 
     def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Run a request. Closing the iterator aborts it. Raises `OutriderError`s."""
-        return self._router.stream(request, Caller())
+        return self.service.stream(request, Caller())
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Run a request to its end."""
-        async with aclosing(self._router.stream(request, Caller())) as events:
+        async with aclosing(self.service.stream(request, Caller())) as events:
             return await collect(events)
 
     async def abort(self, request_id: str) -> bool:
         """End a running request; False when there is none of this id."""
-        return await self._router.abort(request_id, Caller())
+        return await self.service.abort(request_id, Caller())
 
     async def status(self) -> EngineStatus:
         """The engine's counters as of now. Raises `EngineUnavailable`."""

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,12 +13,14 @@ from outrider.core.generation import ChatMessage
 
 DRAFT = {"method": "draft_model", "model": "scripted", "num_speculative_tokens": 4}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+PROMPTS: list[str | Sequence[int]] = ["HELLO", "WORLD", [1, 2, 3]]
+MIXED: list[object] = [1, "x"]
 PARAMS = outrider.SamplingParams(temperature=0.8, max_tokens=24, seed=5)
 
 
 def texts(config: dict[str, object] | None) -> tuple[list[str], int]:
     with outrider.LLM("scripted", max_model_len=128, speculative_config=config) as llm:
-        results = llm.generate(["HELLO", "WORLD", [1, 2, 3]], PARAMS)
+        results = llm.generate(PROMPTS, PARAMS)
     choices = [one.choices[0] for one in results]
     return [one.text for one in choices], sum(one.end.speculation.stats.verified for one in choices)
 
@@ -39,7 +42,7 @@ def test_one_prompt_needs_no_list_and_chat_uses_the_template() -> None:
         (answer,) = llm.chat([[ChatMessage(role="user", content="HI")]], PARAMS)
         assert answer.accepted.prompt_tokens == len("user:HI\nassistant:")
         with pytest.raises(ConfigError, match="are mixed"):
-            llm.generate([1, "x"], PARAMS)  # type: ignore[list-item]
+            llm.generate(MIXED, PARAMS)  # type: ignore[arg-type]
 
 
 def test_nothing_is_left_after_close() -> None:

@@ -22,8 +22,9 @@ _MANY = 16
 class BenchResult:
     """Raw results of one run. What was not measured is empty or None."""
 
-    dtype: str
-    threads: int
+    dtype: str | None
+    """None, as `threads`, where a deployment was measured, which does not tell."""
+    threads: int | None
     draft: str | None = None
     num_draft_tokens: int | None = None
     cells: tuple[CellRuns, ...] = ()

@@ -84,8 +84,8 @@ async def run_remote(plan: BenchPlan, address: str, meter: Meter) -> BenchResult
         with Generators(client, max_tokens=plan.max_tokens) as generators:
             cells = await run_paired(plan, generators.generate, meter)
     return BenchResult(
-        dtype="deployment",
-        threads=0,
+        dtype=None,
+        threads=None,
         cells=tuple(cells),
         notes=("Prompts had been sent before: the time to first token is that of cached prompts.",),
         versions=versions(),
