@@ -136,6 +136,8 @@ class DraftProposer:
 
     def launch(self, batch: StepBatch, expected_s: float) -> None:
         """A verify step of about `expected_s` starts: tell the draft what is in flight, so that it drafts ahead."""
+        if not self._held:
+            return
         rows = []
         if self.drafts_ahead and self.problem() is None:
             for row in batch.rows:
@@ -149,6 +151,8 @@ class DraftProposer:
 
     def resolve(self, rounds: Sequence[Round]) -> None:
         """Look the outcomes of a step up in what the draft has pushed meanwhile."""
+        if not self._held:
+            return
         self._apply(self._transport.receive(0.0))
         for one in rounds:
             held = self._held.get(one.running.handle)
@@ -157,10 +161,12 @@ class DraftProposer:
 
     def inform(self, rounds: Sequence[Round]) -> None:
         """Send the verdicts of one step and the plans for the next, as one message."""
-        self._apply(self._transport.receive(0.0))
         self._wait.end_round()
-        finished = [one.running for one in rounds if one.commit.finish is not None]
         going = [one for one in rounds if one.commit.finish is None and one.running.plan.num_draft_tokens > 0]
+        if not (going or self._held):
+            return  # gated off, the draft costs one look per step, in `collect`
+        self._apply(self._transport.receive(0.0))
+        finished = [one.running for one in rounds if one.commit.finish is not None]
         events: list[TargetEvent] = [CloseSequence(handle=one.handle) for one in finished if one.handle in self._held]
         for running in finished:
             self._held.pop(running.handle, None)
