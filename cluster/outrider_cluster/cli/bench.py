@@ -79,7 +79,7 @@ def bench(
 
         if engine == "scripted":
             progress("counting the CPU time of steps on the scripted engine")
-            _finish(asyncio.run(run_accounting(off_runs=3 * off_runs)), json_file)
+            _finish(asyncio.run(run_accounting(max_tokens=max_tokens, off_runs=3 * off_runs)), json_file)
             return
         plan = LoadOptions(
             prompt_sets=prompt_sets,

@@ -73,12 +73,14 @@ def _ms(seconds: float | None) -> str:
 
 def _accounting(result: BenchResult) -> Table:
     table = Table(title="CPU time of a step on the scripted engine, ms", title_justify="left")
-    for name in ("sequences", "mode", "steps", "plan", "verify", "commit", "emit", "together"):
+    for name in ("sequences", "mode", "temperature", "steps", "plan", "verify", "commit", "emit", "together"):
         table.add_column(name, justify="right")
     for one in result.accounting:
         phases = [f"{one.phase_ms.get(phase, 0.0):.3f}" for phase in ("plan", "verify", "commit", "emit")]
         mode = "speculative" if one.speculates else "plain"
-        table.add_row(str(one.num_seqs), mode, str(one.steps), *phases, f"{one.overhead_ms:.3f}")
+        table.add_row(
+            str(one.num_seqs), mode, f"{one.temperature:g}", str(one.steps), *phases, f"{one.overhead_ms:.3f}"
+        )
     return table
 
 

@@ -79,12 +79,14 @@ def test_a_stack_is_sized_for_its_load(tmp_path: Path) -> None:
 
 def test_the_scripted_engine_writes_a_report(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    outcome = CliRunner().invoke(app, ["bench", "--engine", "scripted", "--off-runs", "0", "--json", str(file)])
+    outcome = CliRunner().invoke(
+        app, ["bench", "--engine", "scripted", "--off-runs", "0", "--max-tokens", "4", "--json", str(file)]
+    )
     assert outcome.exit_code == 0, outcome.output
     report = json.loads(file.read_text())
     assert (report["dtype"], report["threads"], report["rows"], report["ratios"]) == ("float64", 1, [], {})
     assert list(report["step_ms"]) == ["plan", "wait", "forward", "verify", "commit", "emit"]
-    assert [one["num_seqs"] for one in report["details"]["accounting_cpu_ms"]] == [1, 1, 64, 64]
+    assert [one["num_seqs"] for one in report["details"]["accounting_cpu_ms"]] == [1] * 4 + [64] * 4
     assert "together" in outcome.output
 
 

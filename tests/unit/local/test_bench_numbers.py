@@ -95,7 +95,9 @@ def test_the_report_has_the_fixed_shape() -> None:
 
 def test_accounting_shows_speculation_of_one_sequence() -> None:
     costs = [
-        StepCost(num_seqs=num_seqs, speculates=speculates, steps=9, phase_ms={"plan": plan, "forward": 7.0})
+        StepCost(
+            num_seqs=num_seqs, speculates=speculates, temperature=0.0, steps=9, phase_ms={"plan": plan, "forward": 7.0}
+        )
         for num_seqs, speculates, plan in ((1, False, 1.0), (1, True, 2.0), (64, False, 3.0), (64, True, 4.0))
     ]
     shown = result(accounting=tuple(costs)).step_ms

@@ -130,8 +130,9 @@ async def test_the_loops_own_cost_is_counted_with_and_without_a_draft(num_seqs: 
 
 async def test_accounting_reports_both_loads() -> None:
     result = await run_accounting(max_tokens=8, off_runs=1)
-    assert [(cost.num_seqs, cost.speculates) for cost in result.accounting] == [
-        (1, False), (1, True), (64, False), (64, True),
+    assert [(cost.num_seqs, cost.temperature, cost.speculates) for cost in result.accounting] == [
+        (1, 0.0, False), (1, 0.0, True), (1, 1.0, False), (1, 1.0, True),
+        (64, 0.0, False), (64, 0.0, True), (64, 1.0, False), (64, 1.0, True),
     ]  # fmt: skip
     assert result.off_cost is not None
     assert result.off_cost.draft_messages == 0

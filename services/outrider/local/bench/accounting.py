@@ -15,6 +15,7 @@ from outrider.core.link import Hello
 from outrider.core.policy import GateSettings
 from outrider.core.ports import EngineSession
 from outrider.core.request import SequenceRequest, StopConditions
+from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import SpeculationChoice, SpeculationMode, SpeculationPreference
 from outrider.draft.config import DraftConfig, DraftIdentity
 from outrider.draft.drafter import Drafter
@@ -43,6 +44,7 @@ class StepCost:
 
     num_seqs: int
     speculates: bool
+    temperature: float
     steps: int
     phase_ms: dict[str, float]
     """Milliseconds per phase."""
@@ -53,10 +55,12 @@ class StepCost:
         return sum(self.phase_ms.get(phase, 0.0) for phase in OVERHEAD_PHASES)
 
 
-async def account_steps(*, num_seqs: int, speculates: bool, max_tokens: int = 128, runs: int = 7) -> StepCost:
+async def account_steps(
+    *, num_seqs: int, speculates: bool, temperature: float = 0.0, max_tokens: int = 128, runs: int = 5
+) -> StepCost:
     """Run `num_seqs` sequences side by side to their ends, several times; per phase the median run counts.
 
-    Raises `EngineUnavailable`.
+    Above temperature 0 the noise of every draw belongs to verifying. Raises `EngineUnavailable`.
     """
     scripted = ScriptedConfig(
         num_blocks=num_seqs * (-(-(_PROMPT_LEN + max_tokens + 16) // 16) + 1),
@@ -67,7 +71,7 @@ async def account_steps(*, num_seqs: int, speculates: bool, max_tokens: int = 12
     session = host.connect("accounting")
     host.start()
     wish = SpeculationPreference.ON if speculates else SpeculationPreference.OFF
-    requests = [_request(index, max_tokens, wish) for index in range(num_seqs)]
+    requests = [_request(index, max_tokens, temperature, wish) for index in range(num_seqs)]
     counted, phase_ms = 0, []
     try:
         await _run(session, requests)  # what is made once
@@ -87,6 +91,7 @@ async def account_steps(*, num_seqs: int, speculates: bool, max_tokens: int = 12
     return StepCost(
         num_seqs=num_seqs,
         speculates=speculates,
+        temperature=temperature,
         steps=counted,
         phase_ms={name: median(one[name] for one in phase_ms) for name in phase_ms[0]},
     )
@@ -154,10 +159,11 @@ def _draft(target: ScriptedConfig, tokenizer: ScriptedTokenizer, num_seqs: int, 
     return InlineDraft(drafter, hello, clock)
 
 
-def _request(index: int, max_tokens: int, wish: SpeculationPreference) -> SequenceRequest:
+def _request(index: int, max_tokens: int, temperature: float, wish: SpeculationPreference) -> SequenceRequest:
     return SequenceRequest(
         request_id=f"account-{index}",
         prompt_token_ids=tuple((3 + 5 * index + 7 * position) % 64 for position in range(_PROMPT_LEN)),
+        sampling=SamplingParams(temperature=temperature),
         stop=StopConditions(max_tokens=max_tokens),
         noise_key=index,
         speculation=SpeculationChoice(preference=wish),

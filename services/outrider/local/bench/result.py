@@ -57,11 +57,11 @@ class BenchResult:
     def step_ms(self) -> dict[str, float]:
         """Mean milliseconds of each phase of a step.
 
-        From the scripted engine: CPU time, speculating, one sequence. Else wall time of the steps of
+        From the scripted engine: CPU time, speculating, greedy, one sequence. Else wall time of the steps of
         speculative runs, or of plain ones where nothing speculated. Empty if nothing was measured.
         """
         if self.accounting:
-            shown = min(self.accounting, key=lambda one: (not one.speculates, one.num_seqs))
+            shown = min(self.accounting, key=lambda one: (not one.speculates, one.num_seqs, one.temperature))
             return {phase: shown.phase_ms.get(phase, 0.0) for phase in PHASES}
         for mode in (Mode.SPECULATIVE, Mode.PLAIN):
             run = merged([run for one in self.cells for run in one.runs.get(mode, ())])

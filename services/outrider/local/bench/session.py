@@ -47,13 +47,14 @@ class LocalExtras:
 
 
 async def run_accounting(*, max_tokens: int = 128, off_runs: int = 15) -> BenchResult:
-    """CPU time per step on the scripted engine, plain and speculating, at 1 and 64 sequences.
+    """CPU time per step on the scripted engine, plain and speculating, greedy and sampling, at 1 and 64 sequences.
 
     With `off_runs` also what speculation costs when it is gated off.
     """
     costs = [
-        await account_steps(num_seqs=num_seqs, speculates=speculates, max_tokens=max_tokens)
+        await account_steps(num_seqs=num_seqs, speculates=speculates, temperature=temperature, max_tokens=max_tokens)
         for num_seqs in _ACCOUNTED_SEQS
+        for temperature in (0.0, 1.0)
         for speculates in (False, True)
     ]
     off_cost = None
