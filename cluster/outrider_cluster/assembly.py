@@ -1,15 +1,19 @@
 """From one deployment's settings to the configuration of each part."""
 
+from typing import TYPE_CHECKING
+
 from outrider.core.policy import GateSettings
 from outrider.core.speculation import VerificationRule
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
-from outrider.engine.scripted import ScriptedConfig
 from outrider.router.limits import AdmissionLimits, RouterLimits
 from outrider.target.config import TargetConfig
 from outrider.target.supervision import SupervisionPolicy
 from outrider_cluster.sections import SELF_DRAFT, DraftSettings, EngineKind, KvSettings
 from outrider_cluster.settings import Environment, Settings
+
+if TYPE_CHECKING:
+    from outrider.engine.scripted import ScriptedConfig
 
 __all__ = [
     "draft_config",
@@ -131,9 +135,12 @@ def _kv_bytes(kv: KvSettings) -> int | None:
     return None if kv.cache_gib is None else round(kv.cache_gib * _GIB)
 
 
-def _scripted(settings: Settings, kv: KvSettings, *, agreement: float) -> ScriptedConfig | None:
+def _scripted(settings: Settings, kv: KvSettings, *, agreement: float) -> "ScriptedConfig | None":
     if settings.engine is not EngineKind.SCRIPTED:
         return None
+    # Brings torch, which fronts and routers do not need.
+    from outrider.engine.scripted import ScriptedConfig
+
     return ScriptedConfig(
         vocab_size=settings.scripted.vocab_size,
         seed=settings.scripted.seed,

@@ -9,17 +9,24 @@ from typing import Any
 
 from ray import serve
 from ray.serve.context import _get_global_client
-from ray.serve.schema import ApplicationStatus, DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import (
+    ApplicationStatus,
+    DeploymentSchema,
+    ServeApplicationSchema,
+    ServeDeploySchema,
+)
 
 from outrider.core.errors import ConfigError, EngineUnavailable
-from outrider_cluster.app import APPLICATION, user_configs
+from outrider_cluster.app import APPLICATION, ROUTER, TARGET, user_configs
 from outrider_cluster.live import fixed_difference
 from outrider_cluster.settings import Settings
 
 __all__ = ["Deployer"]
 
 _LOOK_AGAIN_S = 0.1
-_FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+# States of a deployment; Serve's own enum of them is private.
+_HEALTHY = "HEALTHY"
+_FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
 class Deployer:
@@ -30,7 +37,7 @@ class Deployer:
         self._first = settings
 
     def deploy(self, timeout_s: float) -> None:
-        """Deploy, and return once every replica is up (the engine may still be loading).
+        """Deploy, and return once router and front are up (the engine may still be loading).
 
         Raises `EngineUnavailable` saying what failed.
         """
@@ -62,13 +69,25 @@ class Deployer:
 
     def _wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while (found := serve.status().applications.get(APPLICATION)) is None or found.status not in (
-            ApplicationStatus.RUNNING,
-            *_FAILED,
-        ):
+        while not _is_up():
             if time.monotonic() > deadline:
                 raise EngineUnavailable(f"Serve has not started the application within {timeout_s:g} s")
             # Another process's state, without a way to be told.
             time.sleep(_LOOK_AGAIN_S)
-        if found.status in _FAILED:
-            raise EngineUnavailable(f"Serve cannot start the application: {found.message}")
+
+
+def _is_up() -> bool:
+    """Whether router and target run. The draft does not count: it may come later, or never.
+
+    Raises `EngineUnavailable` when one of the two, or the whole application, cannot start.
+    """
+    application = serve.status().applications.get(APPLICATION)
+    if application is None:
+        return False
+    needed = [application.deployments.get(name) for name in (ROUTER, TARGET)]
+    for one in needed:
+        if one is not None and one.status.value in _FAILED:
+            raise EngineUnavailable(f"Serve cannot start the application: {one.message}")
+    if application.status is ApplicationStatus.DEPLOY_FAILED and None in needed:
+        raise EngineUnavailable(f"Serve cannot start the application: {application.message}")
+    return all(one is not None and one.status.value == _HEALTHY for one in needed)

@@ -74,6 +74,8 @@ def check_start(make_plan: PlanMaker, settings: Settings, environment: Environme
 
     Raises `ConfigError` with the number to change: better before the weights are read than after.
     """
+    if settings.engine is EngineKind.SCRIPTED:
+        return  # nothing to ask a device about, which may not be there
     device: Literal["cuda", "cpu"] = "cuda" if settings.target.gpus_per_rank else "cpu"
     one = make_plan(settings, environment, device_memory_bytes(device), log)
     if one is not None:

@@ -6,13 +6,16 @@ Async actors: methods may run at the same time, and none blocks the event loop. 
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
 from outrider_cluster.node import own_address
 from outrider_cluster.peer_rank import PeerRank
-from outrider_cluster.primary_rank import PrimaryRank
 from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.settings import Settings
+
+if TYPE_CHECKING:
+    from outrider_cluster.primary_rank import PrimaryRank
 
 __all__ = ["PeerRankActor", "PrimaryRankActor"]
 
@@ -51,9 +54,12 @@ class PrimaryRankActor:
         """Tell the routers why the engine ends."""
         await self._rank().leave(cause)
 
-    def _rank(self) -> PrimaryRank:
+    def _rank(self) -> "PrimaryRank":
         # Not in __init__, which Ray calls outside the event loop.
         if self._made is None:
+            # Brings torch, which the front, who only creates this actor, does not need.
+            from outrider_cluster.primary_rank import PrimaryRank
+
             host = self._settings.data_plane.host or own_address()
             self._made = PrimaryRank(self._settings, self._identity, host, sink=RayMetricSink())
         return self._made

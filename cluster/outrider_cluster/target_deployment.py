@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
 from outrider.core.errors import EngineUnavailable
-from outrider.target.builder import MonotonicClock
+from outrider.router.timing import LoopTime
 from outrider.target.supervision import GroupPhase, GroupView, Supervisor
 from outrider_cluster.assembly import supervision_policy
 from outrider_cluster.data_plane import EngineIdentity, RankPulse, ReplicaView
@@ -56,7 +56,7 @@ class TargetFront:
             return
         await self._stop()
         self._supervisor = Supervisor(
-            self._make_group, supervision_policy(settings), MonotonicClock(), on_change=self._on_change
+            self._make_group, supervision_policy(settings), LoopTime(), on_change=self._on_change
         )
         self._supervising = asyncio.create_task(self._supervisor.run(), name="supervisor")
         if self._drafts is not None:
@@ -128,7 +128,7 @@ class TargetFront:
         if self._settings is None:
             return
         timeout_s, interval_s = self._settings.router.directory_timeout_s, self._settings.router.directory_interval_s
-        directory = ServeDirectory(drafts, timeout_s=timeout_s, clock=MonotonicClock())
+        directory = ServeDirectory(drafts, timeout_s=timeout_s, clock=LoopTime())
         while True:
             try:
                 addresses = in_order_of_preference(await directory.endpoints(), self._replica_id)

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.served import served
+
+from outrider.core.generation import GenerationRequest
+from outrider.core.speculation import SpeculationReason
+from outrider.rpc.client import OutriderClient
 
 SERVE = Path(__file__).parents[2] / "infra" / "serve"
 
@@ -43,6 +48,19 @@ def session_of(pid: int) -> int | None:
     except OSError:
         return None
     return int(fields[3])
+
+
+async def test_a_draft_that_never_comes_holds_nobody_up(tmp_path: Path) -> None:
+    text = (SERVE / "scripted.yaml").read_text()
+    config = tmp_path / "no-gpu.yaml"
+    # The draft asks for a GPU, and the cluster that is started has none.
+    config.write_text(text.replace("  num_cpus: 0.5", "  num_cpus: 0.5\n  num_gpus: 1") + "ray: {num_gpus: 0}\n")
+    with served(config, tmp_path / "serve.log") as cluster:
+        async with OutriderClient(cluster.address) as client:
+            request = GenerationRequest(text="HELLO", max_tokens=20, seed=1)
+            outcome = (await client.generate(request, timeout_s=30)).choices[0].end
+    assert outcome.usage.completion_tokens == 20
+    assert outcome.speculation.reason is SpeculationReason.DRAFT_UNAVAILABLE
 
 
 def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""A running draft: engine, drafting loop and link server. Knows nothing of Ray."""
+
+import asyncio
+import logging
+from functools import partial
+
+from outrider.draft.config import DraftIdentity
+from outrider.draft.drafter import Drafter
+from outrider.draft.loop import DraftLoop
+from outrider.engine.factory import build_engine
+from outrider.engine.sequence_kv import KVCache
+from outrider.rpc.link_server import SpeculationServicer
+from outrider.rpc.server import RunningServer, ServerOptions, start_server
+from outrider.target.builder import MonotonicClock
+from outrider.v1.speculation_pb2_grpc import add_SpeculationServiceServicer_to_server
+from outrider_cluster.assembly import draft_config, draft_engine_config, draft_model_name
+from outrider_cluster.codec import draft_codec
+from outrider_cluster.memory import check_start, draft_plan
+from outrider_cluster.sections import DraftSettings
+from outrider_cluster.settings import Environment, Settings
+
+__all__ = ["DraftRuntime", "start_draft"]
+
+_log = logging.getLogger(__name__)
+
+_STOP_S = 5.0
+
+
+class DraftRuntime:
+    """What `start_draft` has started."""
+
+    def __init__(self, loop: DraftLoop, servicer: SpeculationServicer, server: RunningServer) -> None:
+        self._loop = loop
+        self._servicer = servicer
+        self._server = server
+
+    @property
+    def address(self) -> str:
+        """Where targets connect."""
+        return self._server.address
+
+    @property
+    def links(self) -> int:
+        """Targets that are connected."""
+        return self._servicer.links
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the drafting thread; None while it is well."""
+        return self._loop.failure
+
+    async def stop(self, reason: str) -> None:
+        """Tell every target, end the thread, stop the server. Bounded in time."""
+        self._loop.drain(reason)
+        await asyncio.to_thread(self._loop.stop, _STOP_S)
+        await self._server.stop(_STOP_S)
+
+
+async def start_draft(settings: Settings, draft: DraftSettings, *, incarnation: int, host: str) -> DraftRuntime:
+    """Load the model and serve on `host`. Raises `ConfigError` or `CompatibilityError` with the cause."""
+    environment = Environment.read()
+    codec = await asyncio.to_thread(draft_codec, settings, draft, environment, _log.info)
+    await asyncio.to_thread(check_start, draft_plan, settings, environment, _log.info)
+    engine = await asyncio.to_thread(build_engine, draft_engine_config(settings, draft, environment), _log.info)
+    config = draft_config(settings, draft)
+    drafter = Drafter(
+        engine=engine,
+        kv=KVCache(num_blocks=engine.limits.num_blocks, block_size=engine.limits.block_size),
+        identity=DraftIdentity(
+            incarnation=incarnation,
+            model=draft_model_name(settings, draft),
+            vocab_size=min(codec.vocab_size, engine.limits.vocab_size),
+            tokenizer_fingerprint=codec.fingerprint(),
+        ),
+        config=config,
+        clock=MonotonicClock(),
+    )
+    loop = DraftLoop(drafter=drafter, config=config)
+    await asyncio.to_thread(loop.start)
+    servicer = SpeculationServicer(loop, auth_token=environment.auth_token)
+    server = await start_server([partial(add_SpeculationServiceServicer_to_server, servicer)], ServerOptions(host=host))
+    return DraftRuntime(loop, servicer, server)
