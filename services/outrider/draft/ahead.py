@@ -80,7 +80,7 @@ class AheadDrafter:
             self._branches.draft(
                 [made.branch for _, made in planned],
                 num_valid_ids=min(flight.link.vocab_size for flight, _ in planned),
-                keep_wanted=lambda branches: _still_wanted(branches, poll),
+                keep_wanted=lambda branches: self._keep(branches, planned, poll),
             )
         self._send(planned)
 
@@ -157,16 +157,16 @@ class AheadDrafter:
         del chosen[self._config.max_branch_rows :]
         planned = []
         for flight, outcome in chosen:
-            made = self._fork(flight, outcome, self._affordable(flight.in_flight, len(chosen)))
+            made = self._fork(flight, outcome)
             if made is not None:
                 planned.append((flight, made))
         return planned
 
-    def _fork(self, flight: _Flight, outcome: Outcome, num_draft_tokens: int) -> OutcomeBranch | None:
+    def _fork(self, flight: _Flight, outcome: Outcome) -> OutcomeBranch | None:
         """A branch with the sequence's KV up to the outcome's accepted length; None without room."""
         sequence, in_flight, kv = flight.sequence, flight.in_flight, self._residents.kv
         shared = in_flight.base_len + outcome.num_accepted
-        k = min(num_draft_tokens, self._engine.limits.max_model_len - shared)
+        k = min(in_flight.num_draft_tokens, self._engine.limits.max_model_len - shared)
         length = shared + k  # the prefix, the next token, and all drafted tokens but the last
         if k < 1 or len(sequence.written) < shared or not kv.can_fork(sequence.kv_key, shared, length):
             return None
@@ -183,13 +183,22 @@ class AheadDrafter:
         in_flight.branches[outcome.num_accepted, outcome.next_token_id] = made
         return made
 
-    def _affordable(self, in_flight: InFlight, num_branches: int) -> int:
-        """K, cut to the draft steps that still fit before the verify ends: a short block beats a late one."""
-        step_s = self._timer.expected_ms(num_branches) / 1e3
-        if step_s <= 0.0 or in_flight.budget_s <= 0.0:
-            return in_flight.num_draft_tokens
-        ends_at = in_flight.launched_at + in_flight.budget_s - self._config.table_margin_s
-        return max(1, min(in_flight.num_draft_tokens, int((ends_at - self._clock.now()) / step_s)))
+    def _keep(
+        self, branches: list[Branch], planned: Sequence[tuple[_Flight, OutcomeBranch]], poll: Callable[[], None]
+    ) -> list[Branch]:
+        """Branches to go on with: those of steps that still run, and have the time for another token.
+
+        When the time is up a table goes out with what its branches have: a short block beats a late one.
+        """
+        poll()
+        step_s = self._timer.expected_ms(len(branches)) / 1e3
+        now = self._clock.now()
+        for flight, made in planned:
+            in_flight = flight.in_flight
+            ends_at = in_flight.launched_at + in_flight.budget_s - self._residents.margin.seconds
+            if in_flight.budget_s > 0.0 and now + step_s > ends_at:
+                made.branch.num_draft_tokens = max(1, len(made.branch.token_ids))
+        return [one for one in branches if one.wanted and not one.complete]
 
     def _send(self, planned: Sequence[tuple[_Flight, OutcomeBranch]]) -> None:
         """Queue the tables of sequences that are still in flight, best outcomes first."""
@@ -212,11 +221,6 @@ class AheadDrafter:
                         last=start + _ENTRIES_PER_TABLE >= len(entries),
                     )
                 )
-
-
-def _still_wanted(branches: list[Branch], poll: Callable[[], None]) -> list[Branch]:
-    poll()
-    return [one for one in branches if one.wanted]
 
 
 def _entry(flight: _Flight, made: OutcomeBranch) -> OutcomeEntry:

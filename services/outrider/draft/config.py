@@ -53,8 +53,9 @@ class DraftConfig:
     """Cached mode: likely tokens kept per position; the outcomes are made of them."""
     max_branch_rows: int = 256
     """Cached mode: most branches, over all sequences, that are drafted in lockstep."""
-    table_margin_s: float = 0.001
-    """Cached mode: time kept free before the verify ends, for the table to be sent and read."""
+    table_margin_s: float = 0.003
+    """Cached mode: time kept free before the verify ends, for the table to be sent and read. It starts
+    here and follows what is seen: more when a table came too late, slowly less while none does."""
     idle_timeout_s: float = 300.0
     """A sequence that heard nothing for this long is freed."""
     reclaim_idle_s: float = 1.0
@@ -85,8 +86,8 @@ class DraftConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is below 1")
-        if not (math.isfinite(self.table_margin_s) and self.table_margin_s >= 0):
-            raise ConfigError(f"table_margin_s: {self.table_margin_s} is not a finite number of at least 0")
+        if not (math.isfinite(self.table_margin_s) and self.table_margin_s > 0):
+            raise ConfigError(f"table_margin_s: {self.table_margin_s} is not a finite number above 0")
         for name in ("busy_retry_after_s", "idle_timeout_s", "reclaim_idle_s", "housekeeping_interval_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

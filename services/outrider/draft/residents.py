@@ -4,11 +4,13 @@ from itertools import count
 
 from outrider.core.link import Evicted, OpenNack, OpenSequence, RefusalReason, VerdictRow
 from outrider.core.ports import Clock
+from outrider.core.speculation import SpeculationMode
 from outrider.draft.acceptance import AcceptanceModel
 from outrider.draft.branch import Branch
 from outrider.draft.config import DraftConfig
 from outrider.draft.counters import DraftCounters
 from outrider.draft.link import Link
+from outrider.draft.margin import TableMargin
 from outrider.draft.outcomes import InFlight
 from outrider.draft.sequence import DraftSequence, Stage
 from outrider.engine.sequence_kv import KVCache
@@ -23,6 +25,7 @@ class Residents:
         self.links: dict[int, Link] = {}
         self.kv = kv
         self.model = AcceptanceModel()
+        self.margin = TableMargin(config.table_margin_s)
         self._config = config
         self._clock = clock
         self._counters = counters
@@ -114,6 +117,8 @@ class Residents:
             return None
         self.kv.close(sequence.kv_key)
         sequence.kv_key, sequence.written = winner.branch.kv_key, winner.branch.written
+        # A target that has the block of its outcome does not ask for one.
+        self.margin.learn(late=row.plan.mode is SpeculationMode.SEQUENTIAL)
         winner.branch.wanted = False  # what is left of it is drafted only if the target asks
         self._counters.adopted += 1
         return winner.branch
