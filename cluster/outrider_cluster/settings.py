@@ -26,7 +26,15 @@ from outrider_cluster.sections import (
 )
 from outrider_cluster.yaml_source import YamlSource
 
-__all__ = ["Environment", "Settings", "default_settings", "load_settings", "parse_settings", "prepare_environment"]
+__all__ = [
+    "Environment",
+    "Settings",
+    "default_settings",
+    "load_settings",
+    "parse_settings",
+    "prepare_command",
+    "prepare_environment",
+]
 
 _DEFAULT_PRESET = "laptop.yaml"
 
@@ -152,6 +160,12 @@ def prepare_environment(settings: Settings) -> None:
         defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def prepare_command() -> None:
+    """Defaults of every command, before anything heavy is imported; what is set stays."""
+    # gRPC tells on stderr of every connection that a server closes in good order.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def load_settings(path: Path) -> Settings:

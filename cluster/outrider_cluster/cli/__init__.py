@@ -11,6 +11,7 @@ from outrider_cluster.cli.plan import plan
 from outrider_cluster.cli.serve import serve
 from outrider_cluster.cli.soak import soak
 from outrider_cluster.cli.status import status
+from outrider_cluster.settings import prepare_command
 
 __all__ = ["app", "main"]
 
@@ -33,4 +34,5 @@ app.add_typer(models, name="models")
 
 def main() -> None:
     """Entry point of the console script."""
+    prepare_command()
     app()
