@@ -32,7 +32,6 @@ test: $(VENV)/.installed ## Run every test: unit, contract, integration (GPU tes
 
 # Two threads that hand small products to each other: a bounded spin, for both sides of the comparison.
 bench: export OMP_NUM_THREADS := 2
-bench: export OMP_WAIT_POLICY :=
 bench: export GOMP_SPINCOUNT := 20000
 bench: $(VENV)/.installed ## Measure ourselves against plain decoding and transformers, at most 8 minutes
 	$(BIN)/outrider models prepare $(MODEL)
