@@ -199,6 +199,8 @@ def test_garbage_is_counted_and_dropped(plain: list[list[int]]) -> None:
         SparseLaw(token_ids=(1, 2), probs=(1.0,)),
         SparseLaw(token_ids=(1, 2), probs=(1.5, -0.5)),
         SparseLaw(token_ids=(1,), probs=(float("nan"),)),
+        SparseLaw(token_ids=(1, 2), probs=(0.0, 1.0)),
+        SparseLaw(token_ids=(1, 2), probs=(0.5, 0.4993)),
     ],
 )
 def test_laws_that_cannot_be_are_dropped(law: SparseLaw) -> None:
