@@ -4,6 +4,7 @@ import asyncio
 import logging
 from functools import partial
 
+from outrider.core.threads import share_interpreter
 from outrider.draft.config import DraftIdentity
 from outrider.draft.drafter import Drafter
 from outrider.draft.loop import DraftLoop
@@ -58,6 +59,7 @@ class DraftRuntime:
 
 async def start_draft(settings: Settings, draft: DraftSettings, *, incarnation: int, host: str) -> DraftRuntime:
     """Load the model and serve on `host`. Raises `ConfigError` or `CompatibilityError` with the cause."""
+    share_interpreter()
     environment = Environment.read()
     codec = await asyncio.to_thread(draft_codec, settings, draft, environment, _log.info)
     await asyncio.to_thread(check_start, draft_plan, settings, environment, _log.info)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from outrider.core.threads import share_interpreter
 from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
 from outrider_cluster.node import own_address
 from outrider_cluster.peer_rank import PeerRank
@@ -26,6 +27,7 @@ class PrimaryRankActor:
     def __init__(self, settings: Settings, identity: EngineIdentity) -> None:
         """Starts nothing that could fail: the front watches from here on."""
         _limit_threads(settings)
+        share_interpreter()
         self._settings = settings
         self._identity = identity
         self._made: PrimaryRank | None = None

@@ -5,6 +5,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -68,6 +69,37 @@ async def test_a_seed_gives_its_text_again_and_another_gives_another(client: Out
     first, again, other = [await client.generate(request(seed=seed)) for seed in (5, 5, 6)]
     assert first.choices[0].token_ids == again.choices[0].token_ids
     assert first.choices[0].token_ids != other.choices[0].token_ids
+
+
+async def test_choices_of_one_request_differ_and_none_depends_on_speculation(client: OutriderClient) -> None:
+    on, off = [
+        await client.generate(replace(request(max_tokens=80, speculation=choice), n=2, temperature=1.0))
+        for choice in (ON, OFF)
+    ]
+    assert [one.token_ids for one in on.choices] == [one.token_ids for one in off.choices]
+    assert on.choices[0].token_ids != on.choices[1].token_ids
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.7, "top_k": 5},
+        {"top_p": 0.8, "min_p": 0.05},
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.7, "presence_penalty": -0.4},
+        {"logit_bias": ((3, 4.0), (7, -100.0)), "min_tokens": 20},
+        {"stop": ("ZZ", "Q"), "include_stop_str": True},
+        {"top_logprobs": 3, "temperature": 1.4},
+    ],
+    ids=lambda wishes: "+".join(wishes),
+)
+async def test_every_sampling_parameter_is_lossless(client: OutriderClient, wishes: dict[str, Any]) -> None:
+    on, off = [
+        (await client.generate(replace(request(max_tokens=60, seed=9, speculation=choice), **wishes))).choices[0]
+        for choice in (ON, OFF)
+    ]
+    assert (on.token_ids, on.text, on.end.finish) == (off.token_ids, off.text, off.end.finish)
+    assert [one.logprob for one in on.logprobs] == pytest.approx([one.logprob for one in off.logprobs], abs=1e-5)
 
 
 async def test_many_streams_at_once_are_those_of_each_alone(client: OutriderClient) -> None:

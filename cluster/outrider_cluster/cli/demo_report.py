@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from outrider_cluster.cli.measured import Measurement
@@ -48,10 +49,11 @@ def as_json(rows: Sequence[DemoRow]) -> dict[str, Any]:
 
 
 def as_table(rows: Sequence[DemoRow]) -> Table:
-    """One line per prompt."""
-    table = Table(
-        "prompt", "tokens", "tok/s on", "tok/s off", "draft alone", "accepted", "tokens a round", "texts equal"
-    )
+    """One line per prompt, within 80 columns."""
+    table = Table(title="speculation on and off, tokens per second", box=SIMPLE, pad_edge=False)
+    table.add_column("prompt", no_wrap=True)
+    for heading in ("tokens", "on", "off", "draft alone", "accepted", "a round", "equal"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         stats = row.on.stats
         table.add_row(

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 
 from outrider.core.dispatch import EngineHello
 from outrider.core.policy import GateSettings
+from outrider.core.threads import share_interpreter
 from outrider.draft.loop import DraftLoop
 from outrider.emulation.pair import TOKENIZER, VOCAB_SIZE, EmulatedDraft, PairSettings, greeting
 from outrider.engine.emulated.clock import WallClock
@@ -32,11 +33,13 @@ _STOP_S = 1.0
 
 def draft_process(settings: PairSettings, pipe: Connection) -> None:
     """Main of the draft's process."""
+    share_interpreter()
     asyncio.run(_serve_draft(settings, pipe))
 
 
 def target_process(settings: PairSettings, gate: GateSettings, draft_address: str | None, pipe: Connection) -> None:
     """Main of the target's process; without a draft's address it has none at all."""
+    share_interpreter()
     asyncio.run(_serve_target(settings, gate, draft_address, pipe))
 
 

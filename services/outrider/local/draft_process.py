@@ -15,6 +15,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from outrider.core.errors import EngineUnavailable, OutriderError
+from outrider.core.threads import share_interpreter
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
 from outrider.local.draft_handle import DraftLoad
@@ -108,6 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     """Main of the child: the one argument is the number of the pipe's descriptor."""
     # Ctrl-C goes to the whole terminal; the parent ends its child in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    share_interpreter()
     pipe = Connection(int(arguments[0]))
     engine_config, config = pipe.recv()
     # Read by the OpenMP runtime when torch is loaded, which happens below.
