@@ -174,6 +174,8 @@ def load_settings(path: Path) -> Settings:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from error
     return parse_settings(text, origin=str(path))
 
 

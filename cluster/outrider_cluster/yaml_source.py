@@ -23,6 +23,12 @@ class YamlSource:
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise ConfigError(f"{origin}:{line}: {error.problem}") from error
+        except yaml.YAMLError as error:  # a character that YAML does not allow
+            raise ConfigError(f"{origin}: {str(error).splitlines()[0]}") from error
+        except RecursionError as error:
+            raise ConfigError(f"{origin}: nested too deeply, or an anchor that contains itself") from error
+        except ValueError as error:  # what looks like a date, and is none
+            raise ConfigError(f"{origin}: {error}") from error
         if not isinstance(self.value, dict):
             raise ConfigError(f"{origin}:1: the file has to be a mapping of sections")
 
@@ -57,6 +63,8 @@ class YamlSource:
             return
         seen: set[str] = set()
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"{self._origin}:{key.start_mark.line + 1}: a key has to be a word")
             if key.value in seen:
                 raise ConfigError(f"{self._origin}:{key.start_mark.line + 1}: {key.value}: given twice")
             seen.add(key.value)

@@ -39,6 +39,8 @@ __all__ = ["RETRY_AFTER", "CallStatus", "Metadatum", "StatusContext", "error_of"
 RETRY_AFTER = "retry-after-ms"
 _DETAILS = "grpc-status-details-bin"
 _DOMAIN = "outrider"
+_ROUTER_LOST = "The actor died"
+"""How Ray Serve's proxy begins the INTERNAL status of a call whose router was lost under way."""
 _MAX_CHARS = 400  # of one text; all trailers share 8 KiB, and a character may take 9 bytes
 
 _logger = logging.getLogger(__name__)
@@ -175,7 +177,8 @@ def error_of(code: grpc.StatusCode, message: str, trailing: Iterable[Metadatum])
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         delay = str(metadata.get(RETRY_AFTER, ""))
         return Overloaded(message, retry_after_s=int(delay) / 1e3 if delay.isdecimal() else 1.0)
-    if code == grpc.StatusCode.UNAVAILABLE:
+    lost = code == grpc.StatusCode.INTERNAL and message.startswith(_ROUTER_LOST)
+    if code == grpc.StatusCode.UNAVAILABLE or lost:
         return EngineUnavailable(message)
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(message)

@@ -87,6 +87,26 @@ def test_a_wrong_field_is_named_with_its_line(extra: str, expected: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: &a [*a]\n", "f.yaml: nested too deeply, or an anchor that contains itself"),
+        ("a: \0\n", "f.yaml: unacceptable character"),
+        ("a: 2026-13-45\n", "f.yaml: month must be in 1..12"),
+        ("a: 1\n? [b]\n: 2\n", "f.yaml:2: a key has to be a word"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(text: str, expected: str) -> None:
+    assert refusal(text).startswith(expected)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_bytes(b"a: \xff\n")
+    with pytest.raises(ConfigError, match="byte 3 is not UTF-8"):
+        load_settings(path)
+
+
+@pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
         ("num_blocks: 64", "num_blocks: 7", "fewer than model.max_model_len 128"),

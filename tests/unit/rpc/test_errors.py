@@ -126,6 +126,12 @@ def test_statuses_of_others(code: grpc.StatusCode, kind: type[OutriderError]) ->
     assert type(error_of(code, "no luck", [("grpc-status-details-bin", b"\xff\xff")])) is kind
 
 
+def test_a_lost_router_is_reason_to_come_back() -> None:
+    """Ray Serve's proxy has no UNAVAILABLE for a call whose router died under way."""
+    message = "The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica:outrider:Router"
+    assert type(error_of(grpc.StatusCode.INTERNAL, message, [("request_id", "r1")])) is EngineUnavailable
+
+
 def test_a_proxy_may_say_when_to_come_back() -> None:
     error = error_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "slow down", [(RETRY_AFTER, "3000")])
     assert isinstance(error, Overloaded)
