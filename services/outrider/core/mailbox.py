@@ -22,10 +22,14 @@ class Mailbox(Generic[T]):
 
     def put(self, item: T) -> bool:
         """Add an item; False when the box is full or closed. Never blocks."""
+        return self.put_all((item,))
+
+    def put_all(self, items: Sequence[T]) -> bool:
+        """Add all of these items or, when the box is closed or has no room for all, none. Never blocks."""
         with self._ready:
-            if self._closed or len(self._items) >= self._limit:
+            if self._closed or len(self._items) + len(items) > self._limit:
                 return False
-            self._items.append(item)
+            self._items.extend(items)
             self._ready.notify()
             return True
 

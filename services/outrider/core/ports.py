@@ -100,9 +100,9 @@ class EngineSession(Protocol):
         ...
 
     def send(self, commands: Sequence[RouterCommand]) -> None:
-        """Queue commands in order; never blocks.
+        """Queue all of these commands in order, or none; never blocks.
 
-        Raises `EngineUnavailable` when the engine is gone, `Overloaded` when the queue is full.
+        Raises `EngineUnavailable` when the engine is gone, `Overloaded` when the queue has no room for all.
         """
         ...
 

@@ -98,9 +98,9 @@ class EngineHost:
         return LocalSession(self._hello, self._board, self._submit, self._leave)
 
     def _submit(self, session_id: int, commands: Sequence[RouterCommand]) -> None:
-        for command in commands:
-            if not self._inbox.put((session_id, command)):
-                raise Overloaded("the engine's command queue is full", retry_after_s=_RETRY_AFTER_S)
+        # All or none: whoever hears of the refusal sends the same commands again.
+        if not self._inbox.put_all([(session_id, command) for command in commands]):
+            raise Overloaded("the engine's command queue is full", retry_after_s=_RETRY_AFTER_S)
 
     def _leave(self, session_id: int) -> None:
         self._inbox.put_always((session_id, None))

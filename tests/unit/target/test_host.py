@@ -17,7 +17,7 @@ from outrider.core.dispatch import (
     SequenceSubmit,
     UpdateGate,
 )
-from outrider.core.errors import EngineUnavailable
+from outrider.core.errors import EngineUnavailable, Overloaded
 from outrider.core.policy import GateSettings
 from outrider.core.ports import EngineSession
 from outrider.core.sequence import FinishReason
@@ -47,7 +47,9 @@ class BreakableEngine(ScriptedEngine):
 async def make_host() -> AsyncIterator[Callable[..., tuple[EngineHost, BreakableEngine, list[str]]]]:
     hosts: list[EngineHost] = []
 
-    def make(config: TargetConfig | None = None) -> tuple[EngineHost, BreakableEngine, list[str]]:
+    def make(
+        config: TargetConfig | None = None, *, start: bool = True
+    ) -> tuple[EngineHost, BreakableEngine, list[str]]:
         engine, failures = BreakableEngine(TARGET), list[str]()
         host = build_host(
             engine=engine,
@@ -59,7 +61,8 @@ async def make_host() -> AsyncIterator[Callable[..., tuple[EngineHost, Breakable
             transport=None,
             on_failure=failures.append,
         )
-        host.start()
+        if start:
+            host.start()
         hosts.append(host)
         return host, engine, failures
 
@@ -172,3 +175,20 @@ async def test_heartbeat_moves_while_idle(make_host) -> None:  # type: ignore[no
         await session.receive()
         beats.append(host.heartbeat)
     assert beats[0] < beats[2]
+
+
+async def test_a_full_queue_takes_all_of_a_message_or_nothing(make_host) -> None:  # type: ignore[no-untyped-def]
+    """Half of it would run twice: the sender tries again what was refused."""
+    host, _, _ = make_host(start=False)
+    session = host.connect("a")
+    session.send([ReportRequest(nonce=1)] * 8190)  # leaves room for two
+    with pytest.raises(Overloaded):
+        session.send([SequenceSubmit(stream_key=key, request=request(max_tokens=3)) for key in (1, 2, 3)])
+    session.send([ReportRequest(nonce=2)])
+    host.start()
+    events: list[EngineEvent] = []
+    while not any(isinstance(one, EngineReport) and one.nonce == 2 for one in events):
+        events += await session.receive()
+    assert {type(one) for one in events} == {EngineReport}
+    session.send([SequenceSubmit(stream_key=4, request=request(max_tokens=3))])
+    assert {one.stream_key for one in await until_ends(session, 1) if isinstance(one, SequenceDelta)} == {4}
