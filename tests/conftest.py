@@ -11,6 +11,8 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "false",
+    # gRPC tells on stderr of every connection that a server closes in good order.
+    "GRPC_VERBOSITY": "ERROR",
     # Loopback only: no model hub, no usage reports.
     "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
