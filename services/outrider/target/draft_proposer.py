@@ -23,6 +23,7 @@ from outrider.core.link import (
     OpenAck,
     OpenNack,
     OutcomeTable,
+    Ping,
     RefusalReason,
     TargetEvent,
     VerdictRow,
@@ -170,6 +171,9 @@ class DraftProposer:
         events: list[TargetEvent] = [CloseSequence(handle=one.handle) for one in finished if one.handle in self._held]
         for running in finished:
             self._held.pop(running.handle, None)
+        if self._wait.ping_due(self._clock.now()):
+            # A draft that has nothing to say, and one that cannot: only an answer tells them apart.
+            events.append(Ping(nonce=self._step))
         if self.problem() is None:
             events += self._openings(one.running for one in going)
             events += self._verdicts(going)

@@ -1,5 +1,7 @@
 """How long a round may wait for its draft. One late answer ends the waiting until the draft speaks."""
 
+import math
+
 __all__ = ["DraftWait"]
 
 _SMOOTHING = 0.2
@@ -7,6 +9,7 @@ _MARGIN = 3.0  # a round trip may take this many times its mean before it counts
 _FLOOR_S = 0.002  # a mean near zero must not make one slow hop look like a loss
 _MAX_REST_ROUNDS = 64
 _MAX_UNHEARD_LAUNCHES = 16
+_PING_INTERVAL_S = 1.0
 
 
 class DraftWait:
@@ -24,6 +27,7 @@ class DraftWait:
         self._late_in_a_row = 0
         self._rest_rounds = 0
         self._unheard_launches = 0
+        self._pinged_at = -math.inf
         self.last_s = 0.0
         """Latest time from verdicts to blocks."""
         self.suspect = False
@@ -61,6 +65,15 @@ class DraftWait:
         self._unheard_launches += 1
         if self._unheard_launches > _MAX_UNHEARD_LAUNCHES:
             self.suspect = True
+
+    def ping_due(self, now: float) -> bool:
+        """Whether a draft that has long said nothing should be asked if it lives; at most once a second."""
+        if not (self.suspect or self._unheard_launches > _MAX_UNHEARD_LAUNCHES // 2):
+            return False
+        if now - self._pinged_at < _PING_INTERVAL_S:
+            return False
+        self._pinged_at = now
+        return True
 
     def answered(self, now: float) -> bool:
         """A block of the round has arrived; True for the first, whose round trip `last_s` then holds."""

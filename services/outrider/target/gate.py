@@ -123,7 +123,11 @@ class SpeculationGate:
         else:
             for running in able:
                 k = self._num_draft_tokens(running)
-                running.plan, running.ahead = _on(SpeculationMode.SEQUENTIAL, k) if k else self._plain(), None
+                running.ahead = None
+                if k:
+                    running.plan = _on(SpeculationMode.SEQUENTIAL, k)
+                else:
+                    self._leave_out(running)
 
     def _plan_cached(self, able: Sequence[RunningSequence], proposers: ProposerView) -> None:
         """A block in hand costs nothing; waiting for one delays every row, so it has to pay for all."""
@@ -133,6 +137,9 @@ class SpeculationGate:
         wait = self._tuner.wait_tokens(hits, misses, self._settings, proposers.times)
         for running in able:
             k = self._num_draft_tokens(running)
+            if k == 0:
+                self._leave_out(running)
+                continue
             waits = wait > 0 and not proposers.has_block(running)
             running.plan = _on(SpeculationMode.SEQUENTIAL, min(k, wait)) if waits else _on(SpeculationMode.CACHED, k)
             running.ahead = replace(_on(SpeculationMode.CACHED, k), branch_budget=branches)
@@ -165,8 +172,10 @@ class SpeculationGate:
             return SpeculationMode.SEQUENTIAL
         return mode
 
-    def _plain(self) -> RoundPlan:
-        return self.off(SpeculationReason.DOES_NOT_PAY)
+    def _leave_out(self, running: RunningSequence) -> None:
+        """The estimates say that this sequence is faster without."""
+        running.plan, running.ahead = self.off(SpeculationReason.DOES_NOT_PAY), None
+        running.rounds_since_probe += 1
 
     def _reason(self, running: RunningSequence, proposers: ProposerView) -> SpeculationReason | None:
         reason = self.policy(running) or proposers.availability(running)

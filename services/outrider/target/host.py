@@ -128,11 +128,13 @@ class EngineHost:
 
     def _end(self, cause: str) -> None:
         failure = SequenceFailure(code=SequenceErrorCode.UNAVAILABLE, message=cause)
-        for running in list(self._loop.scheduler.all()):
-            self._loop.end(running, failure=failure)
-        self._board.fail(cause)
+        try:
+            for running in list(self._loop.scheduler.all()):
+                self._loop.end(running, failure=failure)
+        finally:  # whatever else is broken, the routers and the supervisor hear of it
+            self._board.fail(cause)
+            self._on_failure(cause)
         self._loop.proposers.close()
-        self._on_failure(cause)
 
     def _apply(self, session_id: int, command: RouterCommand | None) -> None:
         match command:

@@ -37,6 +37,7 @@ class SpeculationTuner:
         self._hit_rate = _PRIOR_HIT_RATE
         self._seen_lookups = self._seen_hits = 0
         self._choice: Choice | None = None
+        self._weighed: frozenset[Group] = frozenset()
         self._age = 0
         self._plain_steps = 0
         self._probing = False
@@ -74,6 +75,7 @@ class SpeculationTuner:
         if due and rows:
             self._age = 0
             groups = Counter(self._group(one, settings) for one in rows)
+            self._weighed = frozenset(groups)
             self._choice = self._best(groups, self._estimates(times), drafts_ahead=drafts_ahead)
         if self.mode is not SpeculationMode.OFF:
             self._plain_steps = 0
@@ -84,12 +86,21 @@ class SpeculationTuner:
             self._probing = True
 
     def num_draft_tokens(self, running: RunningSequence, settings: GateSettings) -> int:
-        """K for one sequence under the choice in force; a probe asks for few."""
+        """K for one sequence under the choice in force; a probe asks for few.
+
+        A row that the choice has left out is probed once in a while, or its acceptance would never
+        be seen to rise.
+        """
         if self._probing:
             return min(2, settings.max_num_draft_tokens)
         if self._choice is None:
             return 0
-        return self._choice.num_draft_tokens.get(self._group(running, settings), self._longest())
+        group = self._group(running, settings)
+        k = self._choice.num_draft_tokens.get(group, 0 if group in self._weighed else self._longest())
+        left_out = k == 0 and self.mode is not SpeculationMode.OFF
+        if left_out and running.rounds_since_probe >= settings.probe_interval_rounds:
+            return min(1, settings.max_num_draft_tokens)
+        return k
 
     def wait_tokens(
         self,

@@ -8,11 +8,17 @@ from dataclasses import replace
 import pytest
 from tests.support.local_engine import LocalEngine, request
 
-from outrider.core.link import DraftEvent, LinkEvent, OutcomeTable
+from outrider.core.link import DraftEvent, LinkEvent, OutcomeTable, Ping
 from outrider.core.policy import GateSettings
 from outrider.core.request import SequenceRequest
 from outrider.core.sampling import SamplingParams
-from outrider.core.speculation import SpeculationChoice, SpeculationMode, SpeculationPreference, VerificationRule
+from outrider.core.speculation import (
+    SpeculationChoice,
+    SpeculationMode,
+    SpeculationPreference,
+    SpeculationReason,
+    VerificationRule,
+)
 from outrider.engine.scripted import ScriptedConfig
 
 TARGET = ScriptedConfig(vocab_size=32, slope=0.7, num_blocks=512)
@@ -181,6 +187,7 @@ def test_faults_never_change_the_text() -> None:
                 transport.start_draft()
             transport.paused = rng.random() < 0.2
             transport.full = rng.random() < 0.1
+            engine.clock.advance(0.3)
             engine.loop.step()
         assert [engine.results[key].token_ids for key in keys] == plain, f"seed {seed}"
 
@@ -204,3 +211,39 @@ def test_silent_draft_is_given_up_without_waiting() -> None:
     hits = engine.loop.counters.proposers.hits
     engine.step(10)
     assert engine.loop.counters.proposers.hits > hits, "once it speaks, hits are back"
+
+
+def test_draft_with_nothing_to_say_is_asked_and_stays_trusted() -> None:
+    engine = LocalEngine(target=TARGET, draft=DRAFT, gate=gate(4))
+    transport = engine.transport
+    assert transport is not None
+    for index in range(3):
+        engine.submit(request(max_tokens=200, noise_key=index))
+    engine.step(6)
+    transport.tamper = lambda events: [one for one in events if not isinstance(one, OutcomeTable)]
+    for _ in range(50):
+        engine.step()
+        engine.clock.advance(0.2)
+    assert engine.loop.proposers.problem() is None
+    assert sum(isinstance(one, Ping) for one in transport.sent) > 2
+    transport.tamper = lambda events: events
+    hits = engine.loop.counters.proposers.hits
+    engine.step(6)
+    assert engine.loop.counters.proposers.hits > hits
+
+
+def test_draft_that_was_given_up_is_asked_until_it_answers() -> None:
+    engine = LocalEngine(target=TARGET, draft=DRAFT, gate=gate(4))
+    transport = engine.transport
+    assert transport is not None
+    for index in range(3):
+        engine.submit(request(max_tokens=400, noise_key=index))
+    engine.step(6)
+    transport.tamper = lambda events: []
+    engine.step(40)
+    assert engine.loop.proposers.problem() is SpeculationReason.DRAFT_UNAVAILABLE
+    transport.tamper = lambda events: events
+    engine.clock.advance(2.0)
+    hits = engine.loop.counters.proposers.hits
+    engine.step(8)
+    assert engine.loop.counters.proposers.hits > hits

@@ -161,6 +161,7 @@ def test_random_faults_never_change_the_text(plain: list[list[int]]) -> None:
                 transport.start_draft()
             transport.paused = rng.random() < 0.2
             transport.full = rng.random() < 0.1
+            engine.clock.advance(0.3)
             engine.loop.step()
         assert [engine.results[key].token_ids for key in keys] == plain, f"seed {seed}"
         assert engine.loop.counters.verified > 0, f"seed {seed}"
