@@ -21,6 +21,7 @@ _PRIOR_HIT_RATE = 0.8
 _HIT_SMOOTHING = 0.05
 _HIT_RECOVERY = 0.003  # per step outside cached mode, back to the prior
 _STEPS_PER_CHOICE = 4
+_PROBE_ROWS = 8  # sequences of a plain batch that a probe speculates for: enough to see acceptance rise
 _STICKINESS = 1.03  # another mode has to be this much better
 _MIN_GAIN = 1.05  # a draft's device and its energy are not free: less over plain is not worth them
 _ACCEPTANCE_STEPS = 20  # acceptance is rounded to 1/20, so that alike rows share a group
@@ -41,6 +42,7 @@ class SpeculationTuner:
         self._age = 0
         self._plain_steps = 0
         self._probing = False
+        self._probes_left = 0
 
     @property
     def mode(self) -> SpeculationMode:
@@ -84,6 +86,7 @@ class SpeculationTuner:
         if self._plain_steps >= settings.probe_interval_rounds:
             self._plain_steps = 0
             self._probing = True
+            self._probes_left = _PROBE_ROWS
 
     def num_draft_tokens(self, running: RunningSequence, settings: GateSettings) -> int:
         """K for one sequence under the choice in force; a probe asks for few.
@@ -92,7 +95,8 @@ class SpeculationTuner:
         be seen to rise.
         """
         if self._probing:
-            return min(2, settings.max_num_draft_tokens)
+            self._probes_left -= 1
+            return min(2, settings.max_num_draft_tokens) if self._probes_left >= 0 else 0
         if self._choice is None:
             return 0
         group = self._group(running, settings)
