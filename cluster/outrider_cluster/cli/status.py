@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -36,8 +37,13 @@ async def _ask(address: str) -> tuple[ModelDescription, Sequence[EngineStatus]]:
 
 
 def engine_table(engines: Sequence[EngineStatus]) -> Table:
-    """One row per engine."""
-    table = Table("engine", "state", "running", "waiting", "KV", "speculation", "K", "accepted", "speed-up")
+    """One row per engine, within 80 columns."""
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("engine", "state", "run", "wait", "KV", "speculation", "K", "accepted", "speed-up"):
+        words = heading in ("state", "speculation")
+        # "(sequential)" stays on one line.
+        least = 12 if heading == "speculation" else len(heading)
+        table.add_column(heading, no_wrap=not words, overflow="fold", min_width=least)
     for one in engines:
         table.add_row(
             one.engine_id,
