@@ -16,7 +16,7 @@ from outrider_cluster.deploying import Deployer
 from outrider_cluster.ray_group import reason_of
 from outrider_cluster.ray_runtime import Ingress, running_serve
 from outrider_cluster.settings import Environment, Settings
-from outrider_cluster.stopping import StopSignals
+from outrider_cluster.stopping import StopRequested, StopSignals
 
 __all__ = ["Service", "running_service"]
 
@@ -58,6 +58,11 @@ def running_service(settings: Settings, progress: Progress, signals: StopSignals
             except RayError as error:
                 raise EngineUnavailable(reason_of(error)) from error
             yield Service(ingress=ingress, update=deployer.update)
+        except SystemError as error:
+            # What Ray makes of a stop that arrives while it waits for an object.
+            if isinstance(error.__cause__, StopRequested):
+                raise error.__cause__ from None
+            raise
         finally:
             if settings.ray.address is not None:
                 # The cluster outlives us, so the application has to go by itself.
