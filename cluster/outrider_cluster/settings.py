@@ -3,10 +3,12 @@
 import os
 import secrets
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from outrider.core.errors import ConfigError
 from outrider.engine.models.prepare import default_cache_dir
@@ -25,6 +27,9 @@ from outrider_cluster.sections import (
     TelemetrySettings,
 )
 from outrider_cluster.yaml_source import YamlSource
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 __all__ = [
     "Environment",
@@ -193,5 +198,21 @@ def parse_settings(text: str, *, origin: str) -> Settings:
     try:
         return Settings.model_validate(source.value)
     except ValidationError as error:
-        problems = [source.describe(one["loc"], one["msg"]) for one in error.errors(include_url=False)]
+        problems = [source.describe(one["loc"], _in_words(one)) for one in error.errors(include_url=False)]
         raise ConfigError("\n".join(problems)) from error
+
+
+def _in_words(problem: "ErrorDetails") -> str:
+    """What is wrong with one field; unknown keys are answered with the nearest known one."""
+    if problem["type"] == "missing":
+        return "is missing"
+    if problem["type"] != "extra_forbidden":
+        return problem["msg"]
+    *path, key = problem["loc"]
+    section: type[BaseModel] | None = Settings
+    for name in path:
+        known = section.model_fields.get(str(name)) if section is not None else None
+        kinds = (known.annotation, *get_args(known.annotation)) if known is not None else ()
+        section = next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    near = get_close_matches(str(key), section.model_fields, n=1) if section is not None else []
+    return f"unknown key; did you mean {near[0]}?" if near else "unknown key"

@@ -1,5 +1,7 @@
 """The command `outrider`. One module per command; heavy imports happen inside the commands."""
 
+import logging
+
 import typer
 
 from outrider_cluster.cli.bench import bench
@@ -35,4 +37,14 @@ app.add_typer(models, name="models")
 def main() -> None:
     """Entry point of the console script."""
     prepare_command()
+    logging.getLogger("asyncio").addFilter(_not_of_an_ended_loop)
     app()
+
+
+def _not_of_an_ended_loop(record: logging.LogRecord) -> bool:
+    """Leave out events of a gRPC client whose event loop has ended.
+
+    All clients of a process share one poller; Serve's loop, which outlives a command's own, may find
+    the last event of ours and report it as an error, although nothing waits for it any more.
+    """
+    return "PollerCompletionQueue._handle_events" not in record.getMessage()

@@ -21,7 +21,7 @@ def device_memory_bytes(device: Literal["cuda", "cpu"], *, cgroup_limit: Path = 
     import torch
 
     if not torch.cuda.is_available():
-        raise ConfigError("gpu_memory_gib: there is no GPU here to ask; give the memory of one")
+        raise ConfigError("gpu_memory_gib: there is no GPU here to ask; give the memory of one (--gpu-memory-gib 80)")
     return min(int(torch.cuda.get_device_properties(one).total_memory) for one in range(torch.cuda.device_count()))
 
 

@@ -69,9 +69,9 @@ def test_a_disabled_draft_is_no_draft() -> None:
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
-        ("targets: {}\n", "f.yaml:6: targets: Extra inputs are not permitted"),
+        ("targets: {}\n", "f.yaml:6: targets: unknown key; did you mean target?"),
         ("speculation:\n  max_num_draft_tokens: -1\n", "f.yaml:7: speculation.max_num_draft_tokens:"),
-        ("speculation:\n  ngram:\n    promt: 1\n", "f.yaml:8: speculation.ngram.promt: Extra"),
+        ("speculation:\n  ngram:\n    promt: 1\n", "f.yaml:8: speculation.ngram.promt: unknown key"),
         ("router: {default_timeout_s: 0}\n", "f.yaml:6: router.default_timeout_s:"),
         ("router: {default_timeout_s: -1}\n", "f.yaml:6: router.default_timeout_s:"),
         ("draft:\n  kv: {num_blocks: 1, cache_gib: 1}\n", "draft.kv: set exactly one of num_blocks and cache_gib"),
