@@ -29,7 +29,7 @@ def speedup_chart(rows: Sequence[Row], title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="system-ui, sans-serif" font-size="11" fill="#333">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        _text(12, 20, title, size=13, weight=600),
+        _text(12, 20, title, size=11, weight=600),
         *_legend(modes),
     ]
     for index, alpha in enumerate(alphas):
