@@ -18,7 +18,7 @@ SERVE = Path(__file__).parents[2] / "infra" / "serve"
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.mark.parametrize("moment", ["starting Ray", "deploying"])
+@pytest.mark.parametrize("moment", ["starting Ray", "deploying", "engine is starting"])
 def test_ctrl_c_during_the_start_leaves_no_process(moment: str) -> None:
     command = [sys.executable, "-c", "from outrider_cluster.cli import main; main()", "serve"]
     process = subprocess.Popen(
@@ -36,6 +36,7 @@ def test_ctrl_c_during_the_start_leaves_no_process(moment: str) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert "stopped by SIGINT" in err
+    assert "Traceback" not in err
     assert (out, process.returncode) == ("", 0)
     assert [child for child in seen if child.is_running()] == []
     # Processes that started after the signal share its session.
