@@ -1,12 +1,12 @@
 """A Python client of the public API: domain values in and out, streams that can survive a lost server."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from random import Random, SystemRandom
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,14 +17,13 @@ from outrider.core.errors import (
     DuplicateRequest,
     EngineUnavailable,
     InvalidRequest,
-    OutriderError,
     RequestAborted,
 )
 from outrider.core.generation import GenerationEvent, GenerationRequest, ModelDescription
 from outrider.rpc.aio_calls import is_being_cancelled
 from outrider.rpc.backoff import Backoff, BackoffOptions
 from outrider.rpc.channel_options import client_channel_options
-from outrider.rpc.errors import Metadatum, error_of
+from outrider.rpc.errors import domain_error
 from outrider.rpc.generation_conversion import event_from_proto, model_from_proto, request_to_proto
 from outrider.rpc.generation_result import GenerationResult, collect
 from outrider.rpc.report_conversion import status_from_proto
@@ -129,7 +128,7 @@ class OutriderClient:
         try:
             return (await self._generation.Abort(request, **self._short())).found
         except grpc.aio.AioRpcError as error:
-            raise _domain_error(error) from error
+            raise domain_error(error) from error
 
     async def model_info(self, model: str = "") -> ModelDescription:
         """Describe the served model."""
@@ -137,7 +136,7 @@ class OutriderClient:
         try:
             return model_from_proto(await self._models.GetModelInfo(request, **self._short()))
         except grpc.aio.AioRpcError as error:
-            raise _domain_error(error) from error
+            raise domain_error(error) from error
 
     async def speculation_status(self) -> Sequence[EngineStatus]:
         """The state of every engine."""
@@ -145,7 +144,7 @@ class OutriderClient:
         try:
             response = await self._models.GetSpeculationStatus(request, **self._short())
         except grpc.aio.AioRpcError as error:
-            raise _domain_error(error) from error
+            raise domain_error(error) from error
         return tuple(status_from_proto(one, "engines") for one in response.engines)
 
     async def _attempt(
@@ -159,7 +158,7 @@ class OutriderClient:
                 if response.WhichOneof("event") is not None:
                     yield event_from_proto(response, request.stop)
         except grpc.aio.AioRpcError as error:
-            raise _domain_error(error) from error
+            raise domain_error(error) from error
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
@@ -173,8 +172,3 @@ class OutriderClient:
 
     def _short(self) -> dict[str, Any]:
         return {"timeout": self._options.call_timeout_s, "metadata": self._metadata()}
-
-
-def _domain_error(error: grpc.aio.AioRpcError) -> OutriderError:
-    trailing = cast(Iterable[Metadatum], error.trailing_metadata() or ())
-    return error_of(error.code(), error.details() or "", trailing)

@@ -23,6 +23,7 @@ from outrider.core.mailbox import AsyncMailbox
 from outrider.rpc.aio_calls import describe, open_stream
 from outrider.rpc.channel_options import Keepalive, data_plane_channel_options
 from outrider.rpc.dispatch_conversion import DISPATCH_PROTOCOL_VERSION, command_to_proto, event_from_proto
+from outrider.rpc.errors import domain_error
 from outrider.rpc.message_groups import in_groups
 from outrider.v1 import dispatch_pb2 as pb
 from outrider.v1.dispatch_pb2_grpc import DispatchServiceStub
@@ -154,11 +155,18 @@ class GrpcEngineSession:
                     self._inbox.append(events)
                     self._arrived.set()
         except grpc.aio.AioRpcError as error:
-            cause = describe(error)
+            cause = self._cause(error)
         except Exception:
             _logger.exception("reading from engine %s failed", self._hello.engine_id)
             cause = "internal error"
         self._fail(cause)
+
+    def _cause(self, error: grpc.aio.AioRpcError) -> str:
+        """What the engine said at the end; when it said nothing, that its first rank is out of reach."""
+        said = domain_error(error)
+        if isinstance(said, EngineUnavailable) and said.cause != error.details():
+            return said.cause
+        return f"the connection to rank 0 of engine {self._hello.engine_id} is lost ({describe(error)})"
 
     def _converted(self, message: pb.EngineEvent) -> list[EngineEvent]:
         """The event; for a malformed one, the failure of its sequence, which would otherwise wait for ever."""

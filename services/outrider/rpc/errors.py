@@ -10,9 +10,10 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import grpc
+import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
@@ -34,7 +35,7 @@ from outrider.core.errors import (
     Unsupported,
 )
 
-__all__ = ["RETRY_AFTER", "CallStatus", "Metadatum", "StatusContext", "error_of", "fail", "status_of"]
+__all__ = ["RETRY_AFTER", "CallStatus", "Metadatum", "StatusContext", "domain_error", "error_of", "fail", "status_of"]
 
 RETRY_AFTER = "retry-after-ms"
 _DETAILS = "grpc-status-details-bin"
@@ -185,6 +186,12 @@ def error_of(code: grpc.StatusCode, message: str, trailing: Iterable[Metadatum])
     if code == grpc.StatusCode.CANCELLED:
         return RequestAborted(message)
     return OutriderError(f"{code.name}: {message}")
+
+
+def domain_error(error: grpc.aio.AioRpcError) -> OutriderError:
+    """The domain error behind a broken call."""
+    trailing = cast(Iterable[Metadatum], error.trailing_metadata() or ())
+    return error_of(error.code(), error.details() or "", trailing)
 
 
 def _packed(message: ErrorInfo | RetryInfo | BadRequest) -> AnyMessage:
