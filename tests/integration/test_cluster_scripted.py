@@ -1,7 +1,10 @@
 """The deployment end to end over Serve's ingress, with the scripted engine on a local Ray cluster."""
 
 import asyncio
+import json
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -303,3 +306,13 @@ async def test_a_hung_rank_is_found_by_its_silence_and_killed(client: OutriderCl
             await asyncio.sleep(0.1)
     assert (await client.generate(request(), resume=True)).choices[0].text == expected
     assert not psutil.pid_exists(hung), "a stopped process would hold its memory for ever"
+
+
+def test_the_status_command_prints_json(scripted_cluster: Served) -> None:
+    command = [sys.executable, "-c", "from outrider_cluster.cli import main; main()", "status", "--json"]
+    done = subprocess.run(
+        [*command, "--address", scripted_cluster.address], capture_output=True, text=True, timeout=60, check=True
+    )
+    (engine,) = json.loads(done.stdout)["engines"]
+    assert engine["ready"] is True
+    assert engine["reason"] in {one.value for one in SpeculationReason}

@@ -1,7 +1,9 @@
 """`outrider status`: every engine on one screen."""
 
 import asyncio
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -18,10 +20,17 @@ from outrider_cluster.cli.terminal import errors_as_exit_codes
 __all__ = ["status"]
 
 
-def status(address: Annotated[str, typer.Option(help="HOST:PORT of the gRPC ingress.")]) -> None:
+def status(
+    address: Annotated[str, typer.Option(help="HOST:PORT of the gRPC ingress.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
     """Show engines: batch, KV, queue, speculation on or off and why, acceptance, draft links."""
     with errors_as_exit_codes():
         model, engines = asyncio.run(_ask(address))
+        if as_json:
+            whole = {"model": asdict(model), "engines": [asdict(one) for one in engines]}
+            typer.echo(json.dumps(whole, default=lambda one: one.value))
+            return
         console = Console(highlight=False)
         console.print(
             f"{model.model}, up to {model.max_model_len} tokens, Outrider {model.server_version}", markup=False
