@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -26,6 +26,8 @@ from outrider.v1 import dispatch_pb2 as pb
 from outrider.v1.dispatch_pb2_grpc import DispatchServiceServicer
 
 __all__ = ["DispatchServicer"]
+
+_LAST_WORDS_S = 0.25
 
 _logger = logging.getLogger(__name__)
 
@@ -123,15 +125,29 @@ class DispatchServicer(DispatchServiceServicer):
             await stream.write([stream.session.hello])
             await self._apply(stream, commands)
             tasks = [asyncio.create_task(work(stream)) for work in (self._read_all, self._write_all)]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            done, unfinished = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                for task in done:
+                    task.result()
+            except EngineUnavailable:
+                await self._last_words(unfinished)
+                raise
         finally:
             self.streams -= 1
             stream.session.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _last_words(self, unfinished: Collection[asyncio.Task[None]]) -> None:
+        """Let the router read why each of its sequences has ended before the stream does.
+
+        A write of its own that meets the end of a stream hides all that it has not read by then, the
+        status included.
+        """
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=_LAST_WORDS_S)
+        await asyncio.sleep(_LAST_WORDS_S)
 
     async def _write_all(self, stream: _Stream) -> None:
         while events := await stream.session.receive():
