@@ -48,11 +48,6 @@ class PagedSteps:
         self._static = torch.zeros(largest.size, dtype=torch.int32, device=device)
         self._recorded: dict[int, Run] = {}
 
-    @property
-    def recorded_rows(self) -> tuple[int, ...]:
-        """Numbers of rows that have been recorded so far, in order."""
-        return tuple(sorted(self._recorded))
-
     def record_all(self) -> None:
         """Record every bucket, the largest first: the others then fit into its memory."""
         for rows in reversed(self._options.row_buckets):
