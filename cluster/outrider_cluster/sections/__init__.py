@@ -1,0 +1,28 @@
+"""The sections of a configuration file, one module for each concern."""
+
+from outrider_cluster.sections.base import AutoscalingSettings, KvSettings, Section
+from outrider_cluster.sections.draft import SELF_DRAFT, DraftSettings
+from outrider_cluster.sections.engine import EngineKind, ModelSettings, ScriptedSettings
+from outrider_cluster.sections.platform import RaySettings, TelemetrySettings
+from outrider_cluster.sections.serving import DataPlaneSettings, PortSettings, RouterSettings
+from outrider_cluster.sections.speculation import NgramSettings, SpeculationSettings
+from outrider_cluster.sections.target import TargetSettings
+
+__all__ = [
+    "SELF_DRAFT",
+    "AutoscalingSettings",
+    "DataPlaneSettings",
+    "DraftSettings",
+    "EngineKind",
+    "KvSettings",
+    "ModelSettings",
+    "NgramSettings",
+    "PortSettings",
+    "RaySettings",
+    "RouterSettings",
+    "ScriptedSettings",
+    "Section",
+    "SpeculationSettings",
+    "TargetSettings",
+    "TelemetrySettings",
+]

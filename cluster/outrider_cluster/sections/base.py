@@ -1,0 +1,74 @@
+"""The base of every section of a configuration file, and what several sections share.
+
+Unknown keys are refused, every field is documented, and numbers that must be positive are checked
+here, so that a negative or zero time-out can never mean "for ever" or "at once" further down.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import model_validator as validator
+
+__all__ = ["AutoscalingSettings", "DType", "KvSettings", "Port", "Scaled", "Section"]
+
+
+class Section(BaseModel):
+    """Base of every section: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class AutoscalingSettings(Section):
+    """Replicas follow the load."""
+
+    min_replicas: PositiveInt = 1
+    max_replicas: PositiveInt = 1
+    target_load: PositiveFloat = 0.7
+    """Wanted load per replica: running and waiting sequences over `max_num_seqs` for targets,
+    open requests over `max_running_requests` for routers, engines per draft for drafts."""
+    upscale_delay_s: NonNegativeFloat = 10.0
+    downscale_delay_s: NonNegativeFloat = 300.0
+
+    @validator(mode="after")
+    def _ordered(self) -> "AutoscalingSettings":
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas {self.max_replicas} is below min_replicas {self.min_replicas}")
+        return self
+
+
+class Scaled(Section):
+    """A deployment with a fixed or a following number of replicas."""
+
+    num_replicas: PositiveInt | None = None
+    """Fixed number of replicas; default: 1."""
+    autoscaling: AutoscalingSettings | None = None
+    """Set: the number of replicas follows the load between its bounds."""
+
+    @validator(mode="after")
+    def _one_of_both(self) -> "Scaled":
+        if self.autoscaling is not None and self.num_replicas is not None:
+            raise ValueError("set num_replicas or autoscaling, not both")
+        return self
+
+
+class KvSettings(Section):
+    """The KV pool. Give `num_blocks` or `cache_gib`, not both."""
+
+    block_size: PositiveInt = 16
+    """Token positions per KV block."""
+    num_blocks: PositiveInt | None = None
+    """Blocks in the pool."""
+    cache_gib: PositiveFloat | None = None
+    """Size of the pool per rank, in GiB; the number of blocks follows from the model."""
+
+    @validator(mode="after")
+    def _one_size(self) -> "KvSettings":
+        if (self.num_blocks is None) == (self.cache_gib is None):
+            raise ValueError("set exactly one of num_blocks and cache_gib")
+        return self

@@ -1,0 +1,32 @@
+"""The section `draft`."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from outrider_cluster.sections.base import DType, KvSettings, Scaled
+
+__all__ = ["SELF_DRAFT", "DraftSettings"]
+
+SELF_DRAFT = "self"
+"""The draft's model name that stands for the target's own weights."""
+
+
+class DraftSettings(Scaled):
+    """The draft: an accelerator that the target never depends on."""
+
+    enabled: bool = True
+    model: str = Field(default=SELF_DRAFT, min_length=1)
+    """As `model.name`; `self` drafts with the target's own weights, which with `quantization`
+    gives a cheaper copy of the target where no smaller sibling exists."""
+    dtype: DType = "bfloat16"
+    quantization: Literal["none", "int4"] = "none"
+    """int4: weights are quantised when they are loaded."""
+    max_model_len: PositiveInt | None = None
+    """Longest text that the draft holds; default: the target's. Longer texts decode plainly."""
+    kv: KvSettings
+    max_num_seqs: PositiveInt = 256
+    """Most sequences that one replica holds, over all its targets."""
+    threads: PositiveInt = 1
+    num_cpus: NonNegativeFloat = 1.0
+    num_gpus: Literal[0, 1] = 0

@@ -1,0 +1,77 @@
+"""The section `speculation`: the gate's policy, all of it live."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import model_validator as validator
+
+from outrider.core.policy import GateSettings
+from outrider.core.speculation import SpeculationMode, SpeculationPreference
+from outrider_cluster.sections.base import Section
+
+__all__ = ["NgramSettings", "SpeculationSettings"]
+
+
+class NgramSettings(Section):
+    """Proposals copied from the sequence's own text, where the draft has none."""
+
+    enabled: bool = False
+    prompt_lookup_min: PositiveInt = 2
+    """Shortest run of tokens that is looked for."""
+    prompt_lookup_max: PositiveInt = 4
+    """Longest run of tokens that is looked for."""
+
+    @validator(mode="after")
+    def _ordered(self) -> "NgramSettings":
+        if self.prompt_lookup_max < self.prompt_lookup_min:
+            raise ValueError(
+                f"prompt_lookup_max {self.prompt_lookup_max} is below prompt_lookup_min {self.prompt_lookup_min}"
+            )
+        return self
+
+
+class SpeculationSettings(Section):
+    """Policy of the gate. Everything here changes live, within one engine step."""
+
+    preference: Literal["auto", "off", "on"] = "auto"
+    """off: never; on: whenever possible, past the policy below; auto: by the policy."""
+    mode: Literal["auto", "sequential", "cached"] = "sequential"
+    """How blocks are obtained. sequential: drafted on request, while the target waits; cached: drafted
+    ahead for likely outcomes, while the target verifies; auto: whatever the measured times, acceptance
+    and hit rate say is fastest now, plain decoding included."""
+    max_branches: PositiveInt = 24
+    """cached: most outcomes per sequence that the draft prepares for."""
+    max_num_draft_tokens: int = Field(default=5, ge=0, le=64)
+    """Most draft tokens per round, K."""
+    batch_size_threshold: NonNegativeInt | None = 32
+    """Off while more sequences than this are running; null: no threshold."""
+    batch_size_hysteresis: NonNegativeInt = 2
+    min_acceptance_rate: float = Field(default=0.4, ge=0, le=1)
+    """Off for a sequence below this recent acceptance; probe rounds lead back."""
+    max_temperature: NonNegativeFloat | None = None
+    """Off for requests above this temperature; null: no limit."""
+    probe_interval_rounds: PositiveInt = 32
+    max_draft_wait_ms: PositiveFloat = 50.0
+    """Longest planned wait for a block that was asked for. The wait follows the measured round trip;
+    when it is over, the row goes on without a block."""
+    ngram: NgramSettings = NgramSettings()
+
+    @field_validator("preference", mode="before")
+    @classmethod
+    def _words(cls, value: object) -> object:
+        # In YAML 1.1 the bare words on and off are booleans.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+    def gate(self) -> GateSettings:
+        """The settings as the gate reads them."""
+        return GateSettings(
+            preference=SpeculationPreference(self.preference),
+            mode=None if self.mode == "auto" else SpeculationMode(self.mode),
+            max_branches=self.max_branches,
+            max_num_draft_tokens=self.max_num_draft_tokens,
+            batch_size_threshold=self.batch_size_threshold,
+            batch_size_hysteresis=self.batch_size_hysteresis,
+            min_acceptance_rate=self.min_acceptance_rate,
+            max_temperature=self.max_temperature,
+            probe_interval_rounds=self.probe_interval_rounds,
+        )
