@@ -12,6 +12,7 @@ __all__ = [
     "Overloaded",
     "ProtocolError",
     "RequestAborted",
+    "Unauthenticated",
     "Unsupported",
 ]
 
@@ -40,6 +41,10 @@ class ModelNotFound(OutriderError):
         super().__init__(f"model: {model!r} is not served here; this deployment serves {served!r}")
         self.model = model
         self.served = served
+
+
+class Unauthenticated(OutriderError):
+    """The call carries no API key, or one that is not known here. Says nothing about which keys are."""
 
 
 class DuplicateRequest(OutriderError):

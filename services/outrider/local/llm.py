@@ -11,12 +11,12 @@ from typing import Any
 from outrider.core.errors import ConfigError
 from outrider.core.generation import ChatMessage, GenerationRequest
 from outrider.core.policy import GateSettings
+from outrider.core.result import GenerationResult
 from outrider.engine.config import DType
 from outrider.local.config import LocalSettings, model_settings, scripted_settings
 from outrider.local.event_loop import Resident
 from outrider.local.sampling_params import SamplingParams
 from outrider.local.speculative_config import SpeculativeConfig, parse_speculative_config
-from outrider.rpc.generation_result import GenerationResult
 from outrider.target.config import TargetConfig
 
 __all__ = ["LLM"]

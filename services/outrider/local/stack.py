@@ -9,6 +9,7 @@ from outrider.core.dispatch import EngineHello, EngineReport, EngineStatus, Repo
 from outrider.core.generation import Caller, GenerationEvent, GenerationRequest
 from outrider.core.link import Hello
 from outrider.core.ports import Clock, Endpoint, EngineSession
+from outrider.core.result import GenerationResult, collect
 from outrider.engine.base import ModelEngine
 from outrider.engine.factory import build_engine
 from outrider.engine.models.prepare import Progress
@@ -23,7 +24,6 @@ from outrider.router.engine_pool import EnginePool
 from outrider.router.limits import AdmissionLimits, RouterLimits
 from outrider.router.service import RouterService
 from outrider.router.timing import LoopTime
-from outrider.rpc.generation_result import GenerationResult, collect
 from outrider.rpc.link_client import GrpcDraftTransport
 from outrider.target.builder import MonotonicClock, build_host
 from outrider.target.host import EngineHost

@@ -20,12 +20,12 @@ from outrider.core.errors import (
     RequestAborted,
 )
 from outrider.core.generation import GenerationEvent, GenerationRequest, ModelDescription
+from outrider.core.result import GenerationResult, collect
 from outrider.rpc.aio_calls import is_being_cancelled
 from outrider.rpc.backoff import Backoff, BackoffOptions
 from outrider.rpc.channel_options import client_channel_options
 from outrider.rpc.errors import domain_error
 from outrider.rpc.generation_conversion import event_from_proto, model_from_proto, request_to_proto
-from outrider.rpc.generation_result import GenerationResult, collect
 from outrider.rpc.report_conversion import status_from_proto
 from outrider.rpc.resumption import Resumption
 from outrider.v1 import generation_pb2 as pb

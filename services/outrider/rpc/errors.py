@@ -32,6 +32,7 @@ from outrider.core.errors import (
     Overloaded,
     ProtocolError,
     RequestAborted,
+    Unauthenticated,
     Unsupported,
 )
 
@@ -127,6 +128,7 @@ _TABLE: Mapping[type[OutriderError], _Row[Any]] = {
     DeadlineExceeded: _plain(grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
     RequestAborted: _plain(grpc.StatusCode.CANCELLED, RequestAborted),
     EngineUnavailable: _UNAVAILABLE,
+    Unauthenticated: _plain(grpc.StatusCode.UNAUTHENTICATED, Unauthenticated),
     ProtocolError: _plain(grpc.StatusCode.INVALID_ARGUMENT, ProtocolError),
     ConfigError: _plain(grpc.StatusCode.FAILED_PRECONDITION, ConfigError),
     CompatibilityError: _plain(grpc.StatusCode.FAILED_PRECONDITION, CompatibilityError),

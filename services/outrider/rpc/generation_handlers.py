@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
+from outrider.core.caller import Authenticate, anonymous, caller_of
 from outrider.core.errors import InvalidRequest
 from outrider.core.generation import Caller, GenerationEvent
 from outrider.core.ports import GenerationService
-from outrider.rpc.caller import Authenticate, anonymous, caller_of
+from outrider.core.result import GenerationResult, collect
 from outrider.rpc.errors import StatusContext, fail
 from outrider.rpc.generation_conversion import (
     event_to_proto,
@@ -21,7 +22,6 @@ from outrider.rpc.generation_conversion import (
     request_from_proto,
     usage_to_proto,
 )
-from outrider.rpc.generation_result import GenerationResult, collect
 from outrider.rpc.report_conversion import logprobs_to_proto, status_to_proto
 from outrider.v1 import generation_pb2 as pb
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import grpc.aio
 
+from outrider.core.caller import Authenticate, anonymous
 from outrider.core.ports import GenerationService
-from outrider.rpc.caller import Authenticate, anonymous
 from outrider.rpc.generation_handlers import GenerationHandlers
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import (

@@ -21,6 +21,7 @@ from outrider.core.errors import (
     Overloaded,
     ProtocolError,
     RequestAborted,
+    Unauthenticated,
     Unsupported,
 )
 from outrider.rpc.errors import RETRY_AFTER, error_of, status_of
@@ -34,6 +35,7 @@ CASES = [
     (DeadlineExceeded("timeout_ms: passed"), grpc.StatusCode.DEADLINE_EXCEEDED),
     (RequestAborted("aborted"), grpc.StatusCode.CANCELLED),
     (EngineUnavailable("rank 1 died"), grpc.StatusCode.UNAVAILABLE),
+    (Unauthenticated("the API key is not known here"), grpc.StatusCode.UNAUTHENTICATED),
     (ProtocolError("event: is not set"), grpc.StatusCode.INVALID_ARGUMENT),
     (ConfigError("x: bad"), grpc.StatusCode.FAILED_PRECONDITION),
     (CompatibilityError("vocabularies differ"), grpc.StatusCode.FAILED_PRECONDITION),

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from outrider.core.caller import anonymous, caller_of
 from outrider.core.dispatch import SpeculationOutcome, Timings
 from outrider.core.errors import ConfigError, ProtocolError
 from outrider.core.generation import (
@@ -18,12 +19,11 @@ from outrider.core.generation import (
 )
 from outrider.core.link import HelloAck, LinkDown, LinkUp, Pong
 from outrider.core.mailbox import AsyncMailbox
+from outrider.core.result import collect
 from outrider.core.sequence import Finish, FinishReason
 from outrider.rpc.backoff import Backoff, BackoffOptions
-from outrider.rpc.caller import anonymous, caller_of
 from outrider.rpc.channel_options import Keepalive
 from outrider.rpc.client import ClientOptions
-from outrider.rpc.generation_result import collect
 from outrider.rpc.link_client import LinkOptions
 from outrider.rpc.link_inbox import LinkInbox, Outbox
 from outrider.rpc.link_stream import StreamOptions
