@@ -9,6 +9,7 @@ from outrider.engine.config import EngineConfig
 from outrider.router.limits import AdmissionLimits, RouterLimits
 from outrider.target.config import TargetConfig
 from outrider.target.supervision import SupervisionPolicy
+from outrider_cluster.emulated import emulated_engine
 from outrider_cluster.sections import SELF_DRAFT, DraftSettings, EngineKind, KvSettings
 from outrider_cluster.settings import Environment, Settings
 
@@ -36,6 +37,7 @@ def target_engine_config(settings: Settings, environment: Environment) -> Engine
         model=settings.model.name,
         kind=settings.engine.value,
         scripted=_scripted(settings, target.kv, agreement=1.0),
+        emulated=emulated_engine(settings, target.kv, drafts=False),
         cache_dir=environment.cache_dir,
         device="cuda" if target.gpus_per_rank else "cpu",
         dtype=settings.model.dtype,
@@ -55,6 +57,7 @@ def draft_engine_config(settings: Settings, draft: DraftSettings, environment: E
         model=draft_model_name(settings, draft),
         kind=settings.engine.value,
         scripted=_scripted(settings, draft.kv, agreement=settings.scripted.draft_agreement),
+        emulated=emulated_engine(settings, draft.kv, drafts=True),
         cache_dir=environment.cache_dir,
         device="cuda" if draft.num_gpus else "cpu",
         dtype=draft.dtype,

@@ -18,12 +18,14 @@ def target_codec(settings: Settings, environment: Environment, progress: Progres
     """The served model's tokenizer; prepares or downloads the model if need be. Takes seconds."""
     if settings.engine is EngineKind.SCRIPTED:
         return ScriptedTokenizer(settings.scripted.vocab_size)
+    if settings.engine is EngineKind.EMULATED:
+        return ScriptedTokenizer(settings.emulated.vocab_size)
     return Tokenizer(resolve(settings.model.name, environment.cache_dir, progress))
 
 
 def draft_codec(settings: Settings, draft: DraftSettings, environment: Environment, progress: Progress) -> Codec:
     """The draft's own tokenizer; the target's for a self-draft."""
-    if settings.engine is EngineKind.SCRIPTED or draft.model == SELF_DRAFT:
+    if not settings.engine.has_weights or draft.model == SELF_DRAFT:
         return target_codec(settings, environment, progress)
     return Tokenizer(resolve(draft_model_name(settings, draft), environment.cache_dir, progress))
 
@@ -34,7 +36,7 @@ def check_draft_vocabulary(settings: Settings, environment: Environment, progres
     Raises `CompatibilityError` with the first differing token.
     """
     draft = settings.active_draft
-    if draft is None or draft.model == SELF_DRAFT or settings.engine is EngineKind.SCRIPTED:
+    if draft is None or draft.model == SELF_DRAFT or not settings.engine.has_weights:
         return
     target_words = target_codec(settings, environment, progress).vocabulary
     draft_words = draft_codec(settings, draft, environment, progress).vocabulary

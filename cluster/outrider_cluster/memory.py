@@ -10,7 +10,7 @@ from outrider.engine.memory_plan import GIB, DraftLoad, MemoryPlan, MemorySettin
 from outrider.engine.model_sizes import ModelSizes
 from outrider.engine.models.config_file import read_config
 from outrider_cluster.assembly import draft_model_name
-from outrider_cluster.sections import DraftSettings, EngineKind, KvSettings
+from outrider_cluster.sections import DraftSettings, KvSettings
 from outrider_cluster.settings import Environment, Settings
 
 __all__ = ["DevicePlan", "check_start", "draft_plan", "plans_of", "target_plan"]
@@ -34,8 +34,8 @@ PlanMaker = Callable[[Settings, Environment, int, Progress], DevicePlan | None]
 def plans_of(settings: Settings, environment: Environment, memory_bytes: int, progress: Progress) -> list[DevicePlan]:
     """One plan per kind of device; `memory_bytes` is what one GPU has, or the system without GPUs.
 
-    Raises `ConfigError` with the number to change when something does not fit. A scripted engine
-    has no bytes to count: no plans.
+    Raises `ConfigError` with the number to change when something does not fit. An engine
+    without weights has no bytes to count: no plans.
     """
     makers = (target_plan, draft_plan)
     plans = [make(settings, environment, memory_bytes, progress) for make in makers]
@@ -46,7 +46,7 @@ def target_plan(
     settings: Settings, environment: Environment, memory_bytes: int, progress: Progress
 ) -> DevicePlan | None:
     """The device of rank 0; without GPUs the draft lives on it too. As `plans_of`."""
-    if settings.engine is EngineKind.SCRIPTED:
+    if not settings.engine.has_weights:
         return None
     sizes = _sizes(settings.model.name, environment, progress)
     target = _target(settings, sizes, memory_bytes)
@@ -62,7 +62,7 @@ def draft_plan(
 ) -> DevicePlan | None:
     """The draft's own GPU; None where it has none. As `plans_of`."""
     draft = settings.active_draft
-    if settings.engine is EngineKind.SCRIPTED or draft is None or not draft.num_gpus:
+    if not settings.engine.has_weights or draft is None or not draft.num_gpus:
         return None
     target = _target(settings, _sizes(settings.model.name, environment, progress), memory_bytes)
     load, own = _draft(settings, draft, target, environment, progress)
@@ -74,7 +74,7 @@ def check_start(make_plan: PlanMaker, settings: Settings, environment: Environme
 
     Raises `ConfigError` with the number to change: better before the weights are read than after.
     """
-    if settings.engine is EngineKind.SCRIPTED:
+    if not settings.engine.has_weights:
         return  # nothing to ask a device about, which may not be there
     device: Literal["cuda", "cpu"] = "cuda" if settings.target.gpus_per_rank else "cpu"
     one = make_plan(settings, environment, device_memory_bytes(device), log)

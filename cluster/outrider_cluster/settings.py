@@ -15,6 +15,7 @@ from outrider.engine.models.prepare import default_cache_dir
 from outrider_cluster.sections import (
     DataPlaneSettings,
     DraftSettings,
+    EmulatedSettings,
     EngineKind,
     ModelSettings,
     PortSettings,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 __all__ = [
+    "EMULATED_PREFIX",
     "Environment",
     "Settings",
     "default_settings",
@@ -43,12 +45,16 @@ __all__ = [
 
 _DEFAULT_PRESET = "laptop.yaml"
 
+EMULATED_PREFIX = "emulated"
+"""How the served name of an emulated engine begins: in every response, metric and status."""
+
 
 class Settings(Section):
     """Everything that one deployment needs."""
 
     engine: EngineKind = EngineKind.TORCH
-    """torch: a real model; scripted: the formula model, for tests."""
+    """torch: a real model; scripted: the formula model, for tests; emulated: the step times of other
+    hardware and a made-up text, which the served name has to say."""
     model: ModelSettings
     target: TargetSettings
     draft: DraftSettings | None = None
@@ -56,6 +62,7 @@ class Settings(Section):
     speculation: SpeculationSettings = SpeculationSettings()
     router: RouterSettings = RouterSettings()
     scripted: ScriptedSettings = ScriptedSettings()
+    emulated: EmulatedSettings = EmulatedSettings()
     grpc: PortSettings = PortSettings()
     http: PortSettings = PortSettings()
     data_plane: DataPlaneSettings = DataPlaneSettings()
@@ -69,7 +76,15 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Settings":
-        for problem in (self._batch_problem(), self._kv_problem(), self._draft_problem(), self._time_problem()):
+        problems = (
+            self._batch_problem(),
+            self._kv_problem(),
+            self._draft_problem(),
+            self._time_problem(),
+            self._node_problem(),
+            self._emulation_problem(),
+        )
+        for problem in problems:
             if problem is not None:
                 raise ValueError(problem)
         return self
@@ -112,18 +127,41 @@ class Settings(Section):
             )
         return None
 
+    def _node_problem(self) -> str | None:
+        if self.ray.address is not None:
+            return None
+        for name in ("router", "target", "draft"):
+            section = getattr(self, name)
+            if section is not None and section.node_labels:
+                return f"{name}.node_labels: the one node of a cluster that is started here has none; set ray.address"
+        return None
+
     def _draft_problem(self) -> str | None:
         draft = self.active_draft
         if draft is None:
             return None
-        if self.engine is EngineKind.SCRIPTED and (draft.kv.num_blocks is None or self.target.kv.num_blocks is None):
-            return "engine scripted has no bytes to count: set kv.num_blocks for target and draft"
         if self.target.gpus_per_rank and not draft.num_gpus:
             return (
                 "target.gpus_per_rank is 1 but draft.num_gpus is 0: a draft on a CPU cannot keep ahead of a GPU target"
             )
-        if self.engine is EngineKind.SCRIPTED and draft.quantization != "none":
-            return "draft.quantization: the scripted engine has no weights to quantise"
+        if not self.engine.has_weights and draft.quantization != "none":
+            return f"draft.quantization: the {self.engine.value} engine has no weights to quantise"
+        return None
+
+    def _emulation_problem(self) -> str | None:
+        if self.engine.has_weights:
+            return None
+        draft = self.active_draft
+        if self.target.kv.num_blocks is None or (draft is not None and draft.kv.num_blocks is None):
+            return f"engine {self.engine.value} has no bytes to count: set kv.num_blocks for target and draft"
+        name = self.model.public_name
+        if self.engine is EngineKind.EMULATED and not name.startswith(EMULATED_PREFIX):
+            return (
+                f"model.served_name: {name!r} must begin with {EMULATED_PREFIX!r}: "
+                "nothing that an emulated engine reports may pass for a measurement"
+            )
+        if self.engine is EngineKind.EMULATED and self.target.tensor_parallel_size > 1:
+            return "target.tensor_parallel_size: an emulated group is one process; its profile has the ranks"
         return None
 
 

@@ -2,7 +2,7 @@
 
 from outrider_cluster.sections.base import AutoscalingSettings, KvSettings, Section
 from outrider_cluster.sections.draft import SELF_DRAFT, DraftSettings
-from outrider_cluster.sections.engine import EngineKind, ModelSettings, ScriptedSettings
+from outrider_cluster.sections.engine import EmulatedSettings, EngineKind, ModelSettings, ScriptedSettings
 from outrider_cluster.sections.platform import RaySettings, TelemetrySettings
 from outrider_cluster.sections.serving import DataPlaneSettings, PortSettings, RouterSettings
 from outrider_cluster.sections.speculation import NgramSettings, SpeculationSettings
@@ -13,6 +13,7 @@ __all__ = [
     "AutoscalingSettings",
     "DataPlaneSettings",
     "DraftSettings",
+    "EmulatedSettings",
     "EngineKind",
     "KvSettings",
     "ModelSettings",

@@ -19,6 +19,7 @@ class Section(BaseModel):
 
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+LabelWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")]
 
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -49,6 +50,9 @@ class Scaled(Section):
     """Fixed number of replicas; default: 1."""
     autoscaling: AutoscalingSettings | None = None
     """Set: the number of replicas follows the load between its bounds."""
+    node_labels: dict[LabelWord, LabelWord] = Field(default_factory=dict)
+    """Only nodes of the Ray cluster with all of these labels take a replica; default: any node with
+    room. A cluster that is started here has no labels."""
 
     @validator(mode="after")
     def _one_of_both(self) -> "Scaled":

@@ -11,11 +11,11 @@ Calibration: `memory_efficiency` is chosen so that a verify step of the 70B with
 and a step of the 1B with one row takes 1.2 ms, the reference costs of the design.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.core.errors import ConfigError
 
-__all__ = ["DeviceProfile", "HardwareProfile", "ModelSizes", "h100_llama_1b", "h100_tp4_llama_70b"]
+__all__ = ["DeviceProfile", "HardwareProfile", "ModelSizes", "h100_llama_1b", "h100_tp4_llama_70b", "slowed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,30 @@ def h100_llama_1b() -> DeviceProfile:
             kv_heads=8,
             head_dim=64,
             vocab_size=128256,
+        ),
+    )
+
+
+def slowed(profile: DeviceProfile, factor: float) -> DeviceProfile:
+    """The same model on hardware on which every step takes `factor` times as long.
+
+    Raises `ConfigError` when `factor` is not above 0.
+    """
+    if not factor > 0:
+        raise ConfigError(f"slowdown: {factor} is not above 0")
+    if factor == 1:
+        return profile
+    hardware = profile.hardware
+    return replace(
+        profile,
+        name=f"{profile.name}, {factor:g} times slower",
+        hardware=replace(
+            hardware,
+            memory_bytes_per_s=hardware.memory_bytes_per_s / factor,
+            peak_flops=hardware.peak_flops / factor,
+            link_bytes_per_s=hardware.link_bytes_per_s / factor,
+            all_reduce_latency_s=hardware.all_reduce_latency_s * factor,
+            launch_s=hardware.launch_s * factor,
         ),
     )
 
