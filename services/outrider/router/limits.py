@@ -5,13 +5,29 @@ from dataclasses import dataclass, field
 from outrider.core.errors import ConfigError
 from outrider.core.speculation import VerificationRule
 
-__all__ = ["MIN_TEXT_LEN", "UNSUPPORTED_FIELDS", "AdmissionLimits", "RouterLimits"]
+__all__ = ["MIN_TEXT_LEN", "UNSUPPORTED_FIELDS", "AdmissionLimits", "KeyLimits", "RouterLimits"]
 
 UNSUPPORTED_FIELDS = ("json_schema", "regex", "grammar", "adapter")
 """Fields of the contract that no engine honours; refused by name."""
 
 MIN_TEXT_LEN = 2
 """The shortest text: one prompt token and one output token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """What one API key may use of one router replica. None: no limit of its own."""
+
+    max_concurrent_sequences: int | None = None
+    """Choices of all its requests in flight."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Prompt tokens (once per request) and output tokens; a request runs on when it overdraws."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrent_sequences", "requests_per_minute", "tokens_per_minute"):
+            if (value := getattr(self, name)) is not None:
+                _at_least_1(name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

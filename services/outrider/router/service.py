@@ -27,7 +27,7 @@ from outrider.core.generation import (
 )
 from outrider.core.policy import GateSettings
 from outrider.core.request import SequenceRequest
-from outrider.router.admission import Admission
+from outrider.router.admission import Admission, LimitsOf, unlimited
 from outrider.router.codec import TextCodec, encode_prompt
 from outrider.router.dispatch import Dispatcher
 from outrider.router.engine_link import EngineLink
@@ -82,7 +82,9 @@ class RouterService:
         spans: RequestSpans | None = None,
         broadcast_abort: AbortBroadcast | None = None,
         settings: ServiceSettings | None = None,
+        limits_of: LimitsOf = unlimited,
     ) -> None:
+        """`limits_of`: what each API key may use."""
         self._codec = codec
         self._pool = pool
         self._limits = limits
@@ -92,7 +94,7 @@ class RouterService:
         self._spans: RequestSpans = NullRequestSpans() if spans is None else spans
         self._broadcast_abort = broadcast_abort
         self._settings = ServiceSettings() if settings is None else settings
-        self._admission = Admission(limits.admission, time)
+        self._admission = Admission(limits.admission, time, limits_of)
         self._registry = RequestRegistry()
         self._draining = False
 
@@ -204,7 +206,7 @@ class RouterService:
             request_id=request_id,
             traffic_class=request.traffic_class,
             arrived_s=self._time.now(),
-            permit=self._admission.admit(caller.key_id),
+            permit=self._admission.admit(caller.key_id, request.n or 1),
             inbox=RequestInbox(self._settings.max_buffered_events * (request.n or 1)),
             span=self._spans.start(request_id=request_id, model=self._limits.model, traceparent=caller.traceparent),
         )
@@ -229,7 +231,10 @@ class RouterService:
         """Charge the tokens and hand all choices to one engine: they share the prompt's KV."""
         if running.aborted:
             raise RequestAborted(f"request_id: {running.request_id!r} was aborted before it ran")
-        running.permit.charge(plan.in_flight_tokens(self._limits.admission.max_charged_output_tokens))
+        running.permit.charge(
+            plan.in_flight_tokens(self._limits.admission.max_charged_output_tokens),
+            prompt_tokens=len(plan.prompt_token_ids),
+        )
         left_s = plan.timeout_s - (self._time.now() - running.arrived_s)
         if left_s <= 0:
             raise DeadlineExceeded(f"timeout_ms: {plan.timeout_s * 1000:g} passed before an engine was reached")
@@ -268,6 +273,7 @@ class RouterService:
         if not running.output_tokens:
             self._metrics.first_token(traffic_class=running.traffic_class, after_s=self._time.now() - running.arrived_s)
         running.output_tokens += len(delta.token_ids)
+        running.permit.count_output(len(delta.token_ids))
         self._metrics.tokens_streamed(traffic_class=running.traffic_class, count=len(delta.token_ids))
         return [delta]
 

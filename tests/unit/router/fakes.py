@@ -26,6 +26,7 @@ from outrider.core.generation import Caller, ChoiceEnd, GenerationEvent, Generat
 from outrider.core.policy import GateSettings
 from outrider.core.ports import Endpoint, EngineSession
 from outrider.core.sequence import Finish, FinishReason
+from outrider.router.admission import LimitsOf, unlimited
 from outrider.router.codec import TextCodec
 from outrider.router.engine_link import LinkSettings
 from outrider.router.engine_pool import EnginePool
@@ -221,6 +222,7 @@ class World:
         settings: ServiceSettings | None = None,
         broadcast_abort: AbortBroadcast | None = None,
         codec: TextCodec | None = None,
+        limits_of: LimitsOf = unlimited,
     ) -> None:
         self.time = ManualTime()
         self.engines = {one: FakeEngine(one) for one in engine_ids or ("e0",)}
@@ -242,6 +244,7 @@ class World:
             metrics=metrics,
             settings=settings,
             broadcast_abort=broadcast_abort,
+            limits_of=limits_of,
         )
 
     async def connect(self, endpoint: Endpoint) -> EngineSession:
