@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from outrider.core.errors import EngineUnavailable
+from outrider.telemetry.draft_metrics import DraftMetrics, DraftReport
+from outrider_cluster.assembly import draft_model_name
 from outrider_cluster.data_plane import ReplicaView
 from outrider_cluster.node import own_address
+from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.sections import DraftSettings
 from outrider_cluster.settings import Settings
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["DraftReplica"]
 
 _log = logging.getLogger(__name__)
+
+_PUBLISH_INTERVAL_S = 1.0
 
 
 class DraftReplica:
@@ -33,6 +38,8 @@ class DraftReplica:
         self._settings: Settings | None = None
         self._runtime: DraftRuntime | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._publishing: asyncio.Task[None] | None = None
+        self._sink = RayMetricSink()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """The first settings start the draft; a change of what it was built from starts it anew."""
@@ -47,6 +54,8 @@ class DraftReplica:
         # Read by the OpenMP runtime when torch is loaded, which happens in the start.
         os.environ["OMP_NUM_THREADS"] = str(draft.threads)
         self._starting = asyncio.create_task(self._start(settings, draft), name="draft-start")
+        labels = {"model_name": draft_model_name(settings, draft), "replica": self._replica_id}
+        self._publishing = asyncio.create_task(self._publish(DraftMetrics(self._sink, labels)), name="draft-metrics")
 
     async def describe(self) -> ReplicaView:
         """What the directory says about this replica."""
@@ -76,10 +85,17 @@ class DraftReplica:
         self._runtime = await start_draft(settings, draft, incarnation=self._incarnation, host=host)
         _log.info("draft %s serves at %s", self._replica_id, self._runtime.address)
 
+    async def _publish(self, metrics: DraftMetrics) -> None:
+        while True:
+            metrics.publish(self._runtime.report() if self._runtime is not None else DraftReport())
+            await asyncio.sleep(_PUBLISH_INTERVAL_S)
+
     async def _stop(self, reason: str) -> None:
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
+        tasks = [task for task in (self._starting, self._publishing) if task is not None]
+        self._starting = self._publishing = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
             await runtime.stop(reason)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import asdict
 from functools import partial
 
 from outrider.core.threads import share_interpreter
@@ -13,6 +14,7 @@ from outrider.engine.sequence_kv import KVCache
 from outrider.rpc.link_server import SpeculationServicer
 from outrider.rpc.server import RunningServer, ServerOptions, start_server
 from outrider.target.builder import MonotonicClock
+from outrider.telemetry.draft_metrics import DraftReport
 from outrider.v1.speculation_pb2_grpc import add_SpeculationServiceServicer_to_server
 from outrider_cluster.assembly import draft_config, draft_engine_config, draft_model_name
 from outrider_cluster.codec import draft_codec
@@ -30,8 +32,12 @@ _STOP_S = 5.0
 class DraftRuntime:
     """What `start_draft` has started."""
 
-    def __init__(self, loop: DraftLoop, servicer: SpeculationServicer, server: RunningServer) -> None:
+    def __init__(
+        self, loop: DraftLoop, drafter: Drafter, kv: KVCache, servicer: SpeculationServicer, server: RunningServer
+    ) -> None:
         self._loop = loop
+        self._drafter = drafter
+        self._kv = kv
         self._servicer = servicer
         self._server = server
 
@@ -50,6 +56,17 @@ class DraftRuntime:
         """What ended the drafting thread; None while it is well."""
         return self._loop.failure
 
+    def report(self) -> DraftReport:
+        """The state now. Numbers of the drafting thread, read without waiting for it."""
+        return DraftReport(
+            ready=self.failure is None,
+            links=self.links,
+            sequences=self._drafter.num_sequences,
+            kv_usage=self._kv.usage,
+            step_s=self._drafter.recent_step_s,
+            totals=asdict(self._drafter.counters),
+        )
+
     async def stop(self, reason: str) -> None:
         """Tell every target, end the thread, stop the server. Bounded in time."""
         self._loop.drain(reason)
@@ -65,9 +82,10 @@ async def start_draft(settings: Settings, draft: DraftSettings, *, incarnation: 
     await asyncio.to_thread(check_start, draft_plan, settings, environment, _log.info)
     engine = await asyncio.to_thread(build_engine, draft_engine_config(settings, draft, environment), _log.info)
     config = draft_config(settings, draft)
+    kv = KVCache(num_blocks=engine.limits.num_blocks, block_size=engine.limits.block_size)
     drafter = Drafter(
         engine=engine,
-        kv=KVCache(num_blocks=engine.limits.num_blocks, block_size=engine.limits.block_size),
+        kv=kv,
         identity=DraftIdentity(
             incarnation=incarnation,
             model=draft_model_name(settings, draft),
@@ -81,4 +99,4 @@ async def start_draft(settings: Settings, draft: DraftSettings, *, incarnation: 
     await asyncio.to_thread(loop.start)
     servicer = SpeculationServicer(loop, auth_token=environment.auth_token)
     server = await start_server([partial(add_SpeculationServiceServicer_to_server, servicer)], ServerOptions(host=host))
-    return DraftRuntime(loop, servicer, server)
+    return DraftRuntime(loop, drafter, kv, servicer, server)

@@ -11,9 +11,13 @@ __all__ = ["RayMetricSink"]
 
 
 class RayMetricSink:
-    """Implements `MetricSink`. Ray's metric is made at the first value. One per process; not thread-safe."""
+    """Implements `MetricSink`. Ray's metric is made at the first value. One per process; not thread-safe.
+
+    Counters show from their first 0 on: a series that begins at 1 hides that 1 from every rate and alarm.
+    """
 
     def __init__(self) -> None:
+        self._shown: set[tuple[str, frozenset[tuple[str, str]]]] = set()
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -21,11 +25,14 @@ class RayMetricSink:
     def add(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
         """Increase a counter."""
         check_value(metric, MetricKind.COUNTER, value, labels)
-        if value == 0:  # which Ray refuses
+        series = (metric.name, frozenset(labels.items()))
+        if value == 0 and series in self._shown:
             return
         if metric.name not in self._counters:
             self._counters[metric.name] = Counter(metric.name, metric.description, metric.labels)
-        self._counters[metric.name].inc(value, dict(labels))
+        self._shown.add(series)
+        # `inc` does the same, except that it refuses 0.
+        self._counters[metric.name]._record(value, dict(labels))
 
     def observe(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
         """Put a value into a histogram."""

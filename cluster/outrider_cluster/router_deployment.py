@@ -86,7 +86,9 @@ class RouterIngress:
     async def _start(self, settings: Settings) -> None:
         codec = await asyncio.to_thread(target_codec, settings, self._environment, _log.info)
         directory = ServeDirectory(self._targets, timeout_s=settings.router.directory_timeout_s, clock=LoopTime())
-        metrics = RequestMetrics(self._sink, model=settings.model.public_name)
+        metrics = RequestMetrics(
+            self._sink, model=settings.model.public_name, router=self._context.replica_id.unique_id
+        )
         if self._provider is None:
             self._provider = provider_for(settings.telemetry, Role.ROUTER, self._context.replica_id.unique_id)
         self._pool = EnginePool(

@@ -171,6 +171,11 @@ class Drafter:
         """Sequences held over all links."""
         return self._residents.num_sequences
 
+    @property
+    def recent_step_s(self) -> float:
+        """Recent mean of a draft step; 0 before the first."""
+        return self._timer.recent_ms / 1e3
+
     def has_link(self, link_id: int) -> bool:
         """True from `connect` until `disconnect` or the target's Goodbye."""
         return link_id in self._residents.links

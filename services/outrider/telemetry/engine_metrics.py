@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from outrider.core.dispatch import EngineStatus
+from outrider.core.dispatch import DraftLinkStatus, EngineStatus
 from outrider.core.speculation import SpeculationMode, SpeculationReason
 from outrider.telemetry import metrics
 from outrider.telemetry.metrics import ENGINE_LABELS, Metric
@@ -47,6 +47,7 @@ class EngineMetrics:
         self._labels = dict(labels)
         self._baseline = _Baseline()
         self._drafts: set[str] = set()
+        self._speculated: bool | None = None
 
     def publish(
         self,
@@ -68,7 +69,7 @@ class EngineMetrics:
             self._sink.add(metrics.ENGINE_STARTS, 1, self._labels)
         for series, value in totals.items():
             published = self._baseline.totals.get(series, 0.0)
-            # Only a link's own total can go down here: the link was replaced and counts from 0.
+            # Only the links' total can go down here: a link was replaced and counts from 0.
             increment = value - published if value >= published else value
             self._sink.add(series.metric, increment, {**self._labels, **dict(series.label)})
             self._baseline.totals[series] = value
@@ -79,15 +80,24 @@ class EngineMetrics:
         self._set(metrics.RUNNING, status.running)
         self._set(metrics.WAITING, status.waiting)
         self._set(metrics.KV_USAGE, status.kv_usage)
+        self._count_switch(status.mode is not SpeculationMode.OFF)
         for mode in SpeculationMode:
             self._set(metrics.SPECULATION_MODE, mode is status.mode, mode=mode.value)
         for reason in SpeculationReason:
             self._set(metrics.SPECULATION_REASON, reason is status.reason, reason=reason.value)
-        connected = {link.address: link.connected for link in status.draft_links}
+        links = {link.address: link for link in status.draft_links if link.address}
         # A draft that left keeps its series, which would otherwise say "connected" for ever.
-        self._drafts |= connected.keys()
+        self._drafts |= links.keys()
         for address in self._drafts:
-            self._set(metrics.DRAFT_CONNECTED, connected.get(address, False), draft=address)
+            link = links.get(address, DraftLinkStatus(address=address, connected=False))
+            self._set(metrics.DRAFT_CONNECTED, link.connected, draft=address)
+            self._set(metrics.DRAFT_ROUND_TRIP, link.round_trip_s, draft=address)
+            self._set(metrics.DRAFT_OPEN_SEQUENCES, link.open_sequences, draft=address)
+
+    def _count_switch(self, speculates: bool) -> None:
+        switched = self._speculated is not None and speculates is not self._speculated
+        self._speculated = speculates
+        self._sink.add(metrics.SPECULATION_SWITCHES, int(switched), self._labels)
 
     def _set(self, metric: Metric, value: float, **labels: str) -> None:
         self._sink.set(metric, float(value), {**self._labels, **labels})
@@ -105,6 +115,8 @@ def _totals(status: EngineStatus) -> Iterator[tuple[_Series, float]]:
         (metrics.NUM_ACCEPTED_TOKENS, totals.accepted),
         (metrics.NUM_COMMITTED_TOKENS, totals.committed),
         (metrics.NUM_ROUNDS, totals.rounds),
+        (metrics.NUM_CACHED_LOOKUPS, totals.cached_lookups),
+        (metrics.NUM_CACHED_HITS, totals.cached_hits),
         (metrics.NUM_LATE, totals.late),
         (metrics.NUM_STALE, totals.stale),
         (metrics.NUM_INVALID, totals.invalid),
@@ -129,5 +141,5 @@ def _totals(status: EngineStatus) -> Iterator[tuple[_Series, float]]:
             yield _Series(metric, (("position", str(position)),)), value
     for phase, seconds in totals.step_seconds:
         yield _Series(metrics.STEP_SECONDS, (("phase", phase),)), seconds
-    for link in status.draft_links:
-        yield _Series(metrics.DRAFT_LOSSES, (("draft", link.address),)), link.losses
+    # One number for all links: whose it was when there is none any more, nobody can say.
+    yield _Series(metrics.DRAFT_LOSSES), sum(link.losses for link in status.draft_links)

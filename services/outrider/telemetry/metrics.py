@@ -14,10 +14,12 @@ With x' = rate(x) over a window (for Prometheus: `rate(x_total[5m])`, summed as 
     tokens per round              committed' / rounds'
     speculative share of steps    speculative_steps' / steps'
     late share                    late' / (late' + drafts')
+    hit rate (cached mode)        cached_hits' / cached_lookups'
+    prefix cache hit rate         prefix_cache_hit_tokens' / prefix_cache_queried_tokens'
+    draft tokens overtaken        superseded' / (blocks' + superseded')     (of a draft)
     step time                     sum(step_seconds') / steps'
     share of a phase              step_seconds'{phase=p} / sum(step_seconds')
     tokens per second             committed'
-    requests in flight            started - finished                 (per router, since its start)
 
 `spec_decode_num_draft_tokens` counts what arrived; vLLM's counter of that name, which knows no
 token that arrives and is not verified, is `spec_decode_num_verified_tokens` here.
@@ -34,7 +36,16 @@ __all__ = [
     "CACHED_PROMPT_TOKENS",
     "CHOICES_FINISHED",
     "DRAFT_CONNECTED",
+    "DRAFT_KV_USAGE",
+    "DRAFT_LABELS",
+    "DRAFT_LINKS",
     "DRAFT_LOSSES",
+    "DRAFT_OPEN_SEQUENCES",
+    "DRAFT_READY",
+    "DRAFT_ROUND_TRIP",
+    "DRAFT_SEQUENCES",
+    "DRAFT_STEP_SECONDS",
+    "DRAFT_TOTALS",
     "ENGINE_CONNECTS",
     "ENGINE_LABELS",
     "ENGINE_LOSSES",
@@ -43,6 +54,8 @@ __all__ = [
     "KV_USAGE",
     "NUM_ACCEPTED_PER_POS",
     "NUM_ACCEPTED_TOKENS",
+    "NUM_CACHED_HITS",
+    "NUM_CACHED_LOOKUPS",
     "NUM_COMMITTED_TOKENS",
     "NUM_DRAFTS",
     "NUM_DRAFT_TOKENS",
@@ -58,12 +71,15 @@ __all__ = [
     "NUM_VERIFIED_TOKENS",
     "OUTPUT_TOKENS",
     "PREEMPTIONS",
+    "PREFILL_TIME",
     "PREFIX_CACHE_HITS",
     "PREFIX_CACHE_QUERIED",
     "PROMPT_TOKENS",
+    "QUEUE_TIME",
     "READY",
     "REQUESTS_FINISHED",
     "REQUESTS_REFUSED",
+    "REQUESTS_RUNNING",
     "REQUESTS_STARTED",
     "REQUEST_DURATION",
     "REQUEST_LABELS",
@@ -71,8 +87,10 @@ __all__ = [
     "SEQUENCES_FAILED",
     "SEQUENCES_FINISHED",
     "SEQUENCES_LOST",
+    "SEQUENCES_MOVED",
     "SPECULATION_MODE",
     "SPECULATION_REASON",
+    "SPECULATION_SWITCHES",
     "STEP_SECONDS",
     "TIME_PER_OUTPUT_TOKEN",
     "TIME_TO_FIRST_TOKEN",
@@ -85,8 +103,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 ENGINE_LABELS = ("model_name", "engine")
 """Labels of every engine metric. `engine`: a name that stays when the engine is rebuilt."""
-REQUEST_LABELS = ("model_name",)
-"""Labels of every router metric."""
+REQUEST_LABELS = ("model_name", "router")
+"""Labels of every router metric. `router`: the replica that counts."""
+DRAFT_LABELS = ("model_name", "replica")
+"""Labels of every draft metric. `model_name`: the draft's own; `replica`: the replica that counts."""
 
 
 class MetricKind(Enum):
@@ -130,6 +150,10 @@ def _engine_gauge(name: str, description: str, *labels: str) -> Metric:
     return _engine(MetricKind.GAUGE, name, description, *labels)
 
 
+def _draft(kind: MetricKind, name: str, description: str) -> Metric:
+    return Metric(name=f"outrider_draft_{name}", kind=kind, description=description, labels=DRAFT_LABELS)
+
+
 def _request_counter(name: str, description: str, *labels: str) -> Metric:
     return Metric(name=name, kind=MetricKind.COUNTER, description=description, labels=REQUEST_LABELS + labels)
 
@@ -158,6 +182,10 @@ NUM_VERIFIED_PER_POS = _engine_counter(
 NUM_COMMITTED_TOKENS = _engine_counter("spec_decode_num_committed_tokens", "Tokens committed, plain rounds included.")
 NUM_ROUNDS = _engine_counter("spec_decode_num_rounds", "Rounds over all sequences, plain ones included.")
 NUM_LATE = _engine_counter("spec_decode_num_late", "Rounds that went on without a block which was on its way.")
+NUM_CACHED_LOOKUPS = _engine_counter(
+    "spec_decode_num_cached_lookups", "Outcomes looked up in a table that the draft had pushed (cached mode)."
+)
+NUM_CACHED_HITS = _engine_counter("spec_decode_num_cached_hits", "Look-ups that found their block: no round trip.")
 NUM_STALE = _engine_counter("spec_decode_num_stale", "Blocks dropped since the text had moved elsewhere.")
 NUM_INVALID = _engine_counter("spec_decode_num_invalid", "Malformed or out-of-range draft messages dropped.")
 NUM_MESSAGES_SENT = _engine_counter("spec_decode_num_draft_messages_sent", "Messages sent to drafts.")
@@ -183,7 +211,41 @@ SPECULATION_REASON = _engine_gauge(
     "outrider_engine_speculation_reason", "1 for the reason of the mode in force, else 0.", "reason"
 )
 DRAFT_CONNECTED = _engine_gauge("outrider_draft_link_connected", "1 while the link to this draft is up.", "draft")
-DRAFT_LOSSES = _engine_counter("outrider_draft_link_losses", "Times that the link to this draft broke.", "draft")
+DRAFT_LOSSES = _engine_counter("outrider_draft_link_losses", "Times that a link to a draft broke.")
+DRAFT_ROUND_TRIP = _engine_gauge(
+    "outrider_draft_link_round_trip_seconds", "Recent time from verdict to proposal; 0 before the first.", "draft"
+)
+DRAFT_OPEN_SEQUENCES = _engine_gauge(
+    "outrider_draft_link_open_sequences", "Sequences that this draft holds for the engine.", "draft"
+)
+SPECULATION_SWITCHES = _engine_counter(
+    "outrider_engine_speculation_switches",
+    "Times that speculation went on or off between two looks, about a second apart.",
+)
+
+# A draft, as it sees itself: `DraftReport`.
+DRAFT_READY = _draft(MetricKind.GAUGE, "ready", "1 while the draft serves, 0 while it loads or after it failed.")
+DRAFT_LINKS = _draft(MetricKind.GAUGE, "links", "Engines that are connected.")
+DRAFT_SEQUENCES = _draft(MetricKind.GAUGE, "sequences", "Sequences held over all links.")
+DRAFT_KV_USAGE = _draft(MetricKind.GAUGE, "kv_usage_ratio", "Share of KV blocks in use, 0 to 1.")
+DRAFT_STEP_SECONDS = _draft(MetricKind.GAUGE, "step_seconds", "Recent mean of a draft step, forward and draw.")
+DRAFT_TOTALS = {
+    "steps": _draft(MetricKind.COUNTER, "steps", "Units of work: rounds of blocks or tables, chunks of prefill."),
+    "rounds": _draft(MetricKind.COUNTER, "rounds", "Batches of blocks."),
+    "blocks": _draft(MetricKind.COUNTER, "blocks", "Blocks sent."),
+    "drafted_tokens": _draft(MetricKind.COUNTER, "drafted_tokens", "Tokens of the blocks sent."),
+    "tables": _draft(MetricKind.COUNTER, "tables", "Outcome tables sent."),
+    "outcomes": _draft(MetricKind.COUNTER, "outcomes", "Blocks in the tables sent."),
+    "adopted": _draft(MetricKind.COUNTER, "adopted", "Verdicts that met a branch."),
+    "superseded": _draft(MetricKind.COUNTER, "superseded", "Blocks dropped before they were sent."),
+    "prefill_tokens": _draft(MetricKind.COUNTER, "prefill_tokens", "Tokens run to catch up with a text."),
+    "dropped_events": _draft(MetricKind.COUNTER, "dropped_events", "Events that matched nothing."),
+    "resyncs": _draft(MetricKind.COUNTER, "resyncs", "Repairs asked for."),
+    "drift": _draft(MetricKind.COUNTER, "drift", "Repairs asked for because a prefix hash did not match."),
+    "refusals": _draft(MetricKind.COUNTER, "refusals", "Sequences refused."),
+    "evictions": _draft(MetricKind.COUNTER, "evictions", "Sequences freed to make room, or idle too long."),
+}
+"""The draft's counters, by their names in `DraftReport.totals`."""
 
 # Requests, as the router sees them.
 TIME_TO_FIRST_TOKEN = _seconds(
@@ -206,6 +268,18 @@ REQUEST_DURATION = _seconds(
     "traffic_class",
     "outcome",
 )
+QUEUE_TIME = _seconds(
+    "outrider_request_queue_time",
+    "Arrival at the engine to admission into the batch, of each finished choice",
+    (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+    "traffic_class",
+)
+PREFILL_TIME = _seconds(
+    "outrider_request_prefill_time",
+    "Admission to the end of the prefill, of each finished choice",
+    (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    "traffic_class",
+)
 REQUESTS_STARTED = _request_counter("outrider_requests_started", "Requests handed to an engine.", "traffic_class")
 REQUESTS_FINISHED = _request_counter(
     "outrider_requests_finished",
@@ -224,7 +298,19 @@ CACHED_PROMPT_TOKENS = _request_counter(
 OUTPUT_TOKENS = _request_counter("outrider_output_tokens", "Committed tokens handed to clients.", "traffic_class")
 ENGINE_CONNECTS = _request_counter("outrider_router_engine_connects", "Sessions opened to engines.")
 ENGINE_LOSSES = _request_counter("outrider_router_engine_losses", "Sessions to engines that broke.")
+SEQUENCES_MOVED = _request_counter(
+    "outrider_router_sequences_moved", "Sequences of a lost engine that went on on another one."
+)
+REQUESTS_RUNNING = Metric(
+    name="outrider_requests_running",
+    kind=MetricKind.GAUGE,
+    description="Started requests that have not ended.",
+    labels=REQUEST_LABELS,
+)
 SEQUENCES_LOST = _request_counter("outrider_router_sequences_lost", "Sequences that ran on a session that broke.")
 
-ALL_METRICS: tuple[Metric, ...] = tuple(one for one in list(vars().values()) if isinstance(one, Metric))
+ALL_METRICS: tuple[Metric, ...] = (
+    *(one for one in list(vars().values()) if isinstance(one, Metric)),
+    *DRAFT_TOTALS.values(),
+)
 """Every definition of this module, for documents, dashboards and their checks."""

@@ -18,6 +18,10 @@ def time_per_output_token(*, total_s: float, first_token_s: float, num_tokens: i
     return (total_s - first_token_s) / (num_tokens - 1) if num_tokens >= 2 else None
 
 
+_SERVER_ERRORS = ("DeadlineExceeded", "EngineUnavailable", "Overloaded")
+_OUTCOMES = ("completed", "abandoned", *_SERVER_ERRORS)
+
+
 class RequestMetrics:
     """Called on the router's event loop; never blocks. Not thread-safe.
 
@@ -25,20 +29,23 @@ class RequestMetrics:
     (about once a second): one call per token message would cost more than the message.
     """
 
-    def __init__(self, sink: MetricSink, *, model: str, traffic_classes: Collection[str] = ()) -> None:
-        """`traffic_classes` get series of their own.
+    def __init__(self, sink: MetricSink, *, model: str, router: str, traffic_classes: Collection[str] = ()) -> None:
+        """`router`: name of this replica. `traffic_classes` get series of their own.
 
         Clients write the class as they like, so any other is counted as `OTHER_CLASS`; otherwise a
         client could create series without end.
         """
         self._sink = sink
-        self._model = model
+        self._labels = {"model_name": model, "router": router}
         self._classes = frozenset(traffic_classes)
         self._unsent_tokens: dict[str, int] = {}
+        self._running = 0
+        self._begin_at_zero()
 
     def request_started(self, *, traffic_class: str, prompt_tokens: int) -> None:
         """A request was handed to an engine."""
         label = self._class(traffic_class)
+        self._running += 1
         self._add(metrics.REQUESTS_STARTED, 1, traffic_class=label)
         self._add(metrics.PROMPT_TOKENS, prompt_tokens, traffic_class=label)
 
@@ -67,10 +74,13 @@ class RequestMetrics:
         )
         if tpot_s is not None:
             self._observe(metrics.TIME_PER_OUTPUT_TOKEN, tpot_s, traffic_class=label)
+        self._observe(metrics.QUEUE_TIME, end.timings.queue_s, traffic_class=label)
+        self._observe(metrics.PREFILL_TIME, end.timings.prefill_s, traffic_class=label)
 
     def request_finished(self, *, traffic_class: str, outcome: str, after_s: float) -> None:
         """A started request ended. `outcome`: "completed", "abandoned" or the name of the error class."""
         label = self._class(traffic_class)
+        self._running -= 1
         self._add(metrics.REQUESTS_FINISHED, 1, traffic_class=label, outcome=outcome)
         self._observe(metrics.REQUEST_DURATION, after_s, traffic_class=label, outcome=outcome)
         self.flush()
@@ -84,17 +94,33 @@ class RequestMetrics:
         self._add(metrics.ENGINE_LOSSES, 1)
         self._add(metrics.SEQUENCES_LOST, failed_sequences)
 
+    def sequences_moved(self, *, count: int) -> None:
+        """Sequences of a lost engine went on on another one."""
+        self._add(metrics.SEQUENCES_MOVED, count)
+
     def flush(self) -> None:
-        """Hand the tokens streamed so far to the sink."""
+        """Hand the tokens streamed so far, and the requests that run, to the sink."""
         unsent, self._unsent_tokens = self._unsent_tokens, {}
         for label, count in unsent.items():
             self._add(metrics.OUTPUT_TOKENS, count, traffic_class=label)
+        self._sink.set(metrics.REQUESTS_RUNNING, self._running, self._labels)
+
+    def _begin_at_zero(self) -> None:
+        """Counters that alarms watch: a series that begins at 1 hides its first event from every rate."""
+        for label in (*sorted(self._classes), OTHER_CLASS):
+            self._add(metrics.REQUESTS_STARTED, 0, traffic_class=label)
+            for outcome in _OUTCOMES:
+                self._add(metrics.REQUESTS_FINISHED, 0, traffic_class=label, outcome=outcome)
+        for error in _SERVER_ERRORS:
+            self._add(metrics.REQUESTS_REFUSED, 0, error=error)
+        for metric in (metrics.ENGINE_CONNECTS, metrics.ENGINE_LOSSES, metrics.SEQUENCES_LOST, metrics.SEQUENCES_MOVED):
+            self._add(metric, 0)
 
     def _class(self, traffic_class: str) -> str:
         return traffic_class if traffic_class in self._classes else OTHER_CLASS
 
     def _add(self, metric: Metric, value: float, **labels: str) -> None:
-        self._sink.add(metric, value, {"model_name": self._model, **labels})
+        self._sink.add(metric, value, {**self._labels, **labels})
 
     def _observe(self, metric: Metric, value: float, **labels: str) -> None:
-        self._sink.observe(metric, value, {"model_name": self._model, **labels})
+        self._sink.observe(metric, value, {**self._labels, **labels})

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
+from ray.util.metrics import Counter
 
 from outrider.telemetry import metrics
 from outrider.telemetry.sink import MetricSink
@@ -11,7 +12,7 @@ from outrider_cluster import ray_metrics
 from outrider_cluster.ray_metrics import RayMetricSink
 
 ENGINE = {"model_name": "m", "engine": "e0"}
-REQUEST = {"model_name": "m", "traffic_class": "other"}
+REQUEST = {"model_name": "m", "router": "r0", "traffic_class": "other"}
 
 
 class Recorded:
@@ -27,7 +28,7 @@ class Recorded:
     def record(self, value: float, tags: Mapping[str, str]) -> None:
         self.calls.append((self.name, value, tags))
 
-    inc = set = observe = record
+    _record = set = observe = record
 
 
 @pytest.fixture
@@ -50,9 +51,18 @@ def test_a_metric_is_made_once_at_its_first_value(ray: type[Recorded]) -> None:
     assert ray.calls == [("outrider_engine_steps", 2, ENGINE), ("outrider_engine_steps", 3, ENGINE)]
 
 
-def test_nothing_is_added_for_an_increment_of_zero_which_ray_refuses(ray: type[Recorded]) -> None:
-    RayMetricSink().add(metrics.NUM_STEPS, 0, ENGINE)
-    assert ray.calls == []
+def test_every_series_of_a_counter_shows_its_first_zero_and_no_other(ray: type[Recorded]) -> None:
+    sink = RayMetricSink()
+    for engine in ("e0", "e0", "e1"):
+        sink.add(metrics.NUM_STEPS, 0, {**ENGINE, "engine": engine})
+    assert ray.calls == [("outrider_engine_steps", 0, ENGINE), ("outrider_engine_steps", 0, {**ENGINE, "engine": "e1"})]
+    sink.add(metrics.NUM_STEPS, 2, ENGINE)
+    sink.add(metrics.NUM_STEPS, 0, ENGINE)
+    assert ray.calls[2:] == [("outrider_engine_steps", 2, ENGINE)]
+
+
+def test_rays_counter_takes_the_zero() -> None:
+    Counter("outrider_test_zero", "", ("a",))._record(0, {"a": "b"})
 
 
 def test_a_gauge_may_go_to_zero_and_a_histogram_has_its_buckets(ray: type[Recorded]) -> None:

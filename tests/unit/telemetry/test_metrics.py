@@ -203,12 +203,36 @@ class TestEngineMetrics:
         draft = {**LABELS, "draft": "d:1"}
         publisher.publish(replace(STATUS, draft_links=(DraftLinkStatus(address="d:1", connected=True, losses=2),)))
         assert sink.value(metrics.DRAFT_CONNECTED, draft) == 1
-        publisher.publish(STATUS)
+        publisher.publish(replace(STATUS, draft_links=(DraftLinkStatus(address="", connected=False, losses=3),)))
         assert sink.value(metrics.DRAFT_CONNECTED, draft) == 0
+        assert sink.label_sets(metrics.DRAFT_CONNECTED) == [draft]
         publisher.publish(replace(STATUS, draft_links=(DraftLinkStatus(address="d:1", connected=True, losses=1),)))
         assert sink.value(metrics.DRAFT_CONNECTED, draft) == 1
-        assert sink.value(metrics.DRAFT_LOSSES, draft) == 3
+        assert sink.value(metrics.DRAFT_LOSSES, LABELS) == 4
         assert sink.value(metrics.ENGINE_STARTS, LABELS) == 1
+
+    def test_a_link_shows_its_way_and_what_it_holds(self) -> None:
+        sink = InMemorySink()
+        link = DraftLinkStatus(address="d:1", connected=True, open_sequences=4, round_trip_s=0.002)
+        EngineMetrics(sink, LABELS).publish(replace(STATUS, draft_links=(link,)))
+        draft = {**LABELS, "draft": "d:1"}
+        assert sink.value(metrics.DRAFT_ROUND_TRIP, draft) == 0.002
+        assert sink.value(metrics.DRAFT_OPEN_SEQUENCES, draft) == 4
+
+    def test_speculation_that_goes_on_and_off_is_counted_as_switches(self) -> None:
+        sink = InMemorySink()
+        publisher = EngineMetrics(sink, LABELS)
+        off, cached, sequential = SpeculationMode.OFF, SpeculationMode.CACHED, SpeculationMode.SEQUENTIAL
+        for mode in (off, off, cached, sequential, off):
+            publisher.publish(replace(STATUS, mode=mode))
+        assert sink.value(metrics.SPECULATION_SWITCHES, LABELS) == 2
+
+    def test_tables_have_their_hit_rate(self) -> None:
+        sink = InMemorySink()
+        totals = replace(TOTALS, cached_lookups=10, cached_hits=8)
+        EngineMetrics(sink, LABELS).publish(replace(STATUS, totals=totals))
+        assert sink.value(metrics.NUM_CACHED_LOOKUPS, LABELS) == 10
+        assert sink.value(metrics.NUM_CACHED_HITS, LABELS) == 8
 
     def test_labels_are_complete_from_the_start(self) -> None:
         with pytest.raises(ValueError, match="labels"):

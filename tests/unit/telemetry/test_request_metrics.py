@@ -1,5 +1,7 @@
 """The router's events as metrics."""
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.core.dispatch import SpeculationOutcome, Timings
@@ -10,7 +12,7 @@ from outrider.telemetry import metrics
 from outrider.telemetry.request_metrics import OTHER_CLASS, RequestMetrics, time_per_output_token
 from outrider.telemetry.sink import InMemorySink
 
-MODEL = {"model_name": "m"}
+MODEL = {"model_name": "m", "router": "r0"}
 CHAT = {**MODEL, "traffic_class": "chat"}
 
 
@@ -32,7 +34,7 @@ def sink() -> InMemorySink:
 
 @pytest.fixture
 def counted(sink: InMemorySink) -> RequestMetrics:
-    return RequestMetrics(sink, model="m", traffic_classes=["chat"])
+    return RequestMetrics(sink, model="m", router="r0", traffic_classes=["chat"])
 
 
 class TestTimePerOutputToken:
@@ -88,11 +90,33 @@ class TestRequestMetrics:
     def test_clients_cannot_create_series(self, sink: InMemorySink, counted: RequestMetrics) -> None:
         for index in range(100):
             counted.request_started(traffic_class=f"class-{index}", prompt_tokens=1)
-        assert sink.label_sets(metrics.REQUESTS_STARTED) == [{**MODEL, "traffic_class": OTHER_CLASS}]
+        assert [one["traffic_class"] for one in sink.label_sets(metrics.REQUESTS_STARTED)] == ["chat", OTHER_CLASS]
         assert sink.value(metrics.REQUESTS_STARTED, {**MODEL, "traffic_class": OTHER_CLASS}) == 100
+
+    def test_waiting_and_prefill_are_apart(self, sink: InMemorySink, counted: RequestMetrics) -> None:
+        end = replace(
+            choice_end(tokens=2), timings=Timings(queue_s=0.25, prefill_s=0.5, first_token_s=0.8, total_s=1.0)
+        )
+        counted.choice_finished(traffic_class="chat", end=end)
+        assert sink.histogram(metrics.QUEUE_TIME, CHAT).sum == 0.25
+        assert sink.histogram(metrics.PREFILL_TIME, CHAT).sum == 0.5
+
+    def test_requests_that_run_are_a_gauge(self, sink: InMemorySink, counted: RequestMetrics) -> None:
+        for _ in range(3):
+            counted.request_started(traffic_class="chat", prompt_tokens=1)
+        counted.request_finished(traffic_class="chat", outcome="completed", after_s=1.0)
+        assert sink.value(metrics.REQUESTS_RUNNING, MODEL) == 2
+
+    def test_what_alarms_watch_begins_at_zero(self, sink: InMemorySink, counted: RequestMetrics) -> None:
+        assert {one["outcome"] for one in sink.label_sets(metrics.REQUESTS_FINISHED)} >= {
+            "completed",
+            "EngineUnavailable",
+        }
+        assert sink.label_sets(metrics.SEQUENCES_LOST) == [MODEL]
 
     def test_engines_that_come_and_go(self, sink: InMemorySink, counted: RequestMetrics) -> None:
         counted.engine_connected(replica_id="r1")
         counted.engine_lost(replica_id="r1", failed_sequences=3)
-        names = (metrics.ENGINE_CONNECTS, metrics.ENGINE_LOSSES, metrics.SEQUENCES_LOST)
-        assert [sink.value(one, MODEL) for one in names] == [1, 1, 3]
+        counted.sequences_moved(count=2)
+        names = (metrics.ENGINE_CONNECTS, metrics.ENGINE_LOSSES, metrics.SEQUENCES_LOST, metrics.SEQUENCES_MOVED)
+        assert [sink.value(one, MODEL) for one in names] == [1, 1, 3, 2]
