@@ -19,6 +19,7 @@ __all__ = ["DrawRow", "first_argmax", "perturbed"]
 
 
 _TILE = 64
+_MIN_TILES = 32  # below that one pass is cheaper than the calls that save half of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def first_argmax(scores: Tensor) -> Tensor:
     """
     vocab = scores.shape[1]
     num_tiles = vocab // _TILE
-    if num_tiles < 2:
+    if num_tiles < _MIN_TILES:
         return scores.argmax(1)
     tiles = scores[:, : num_tiles * _TILE].view(-1, num_tiles, _TILE)  # [rows, tiles, 64]
     best, tile = tiles.amax(2).max(1)  # [rows], the first tile among equals

@@ -14,7 +14,7 @@ from outrider.decoding.adjustments import LawBlock, adjust_
 from outrider.decoding.transfer import device_index, device_tensor
 from outrider.decoding.truncation import truncate_
 
-__all__ = ["LawBlock", "target_law", "valid_logits"]
+__all__ = ["LawBlock", "takes_maximum", "target_law", "valid_logits"]
 
 _SMALLEST_TEMPERATURE = 1e-30
 
@@ -45,6 +45,17 @@ def target_law(logits: Tensor, blocks: Sequence[LawBlock], num_valid_ids: int | 
         truncate_(rows, [params[row] for row in cut])
         law.index_copy_(0, index, rows)
     return law
+
+
+def takes_maximum(sampling: SamplingParams) -> bool:
+    """True when the draw is the first maximum of the raw logits, whatever the prefix says.
+
+    Such rows need no law at all: the commonest case, and on small steps the transforms cost more than
+    the draw itself.
+    """
+    return (
+        sampling.greedy and not sampling.logit_bias and not sampling.has_penalties and not sampling.suppressed_token_ids
+    )
 
 
 def valid_logits(logits: Tensor, num_valid_ids: int | None) -> Tensor:

@@ -6,7 +6,8 @@ that it then transmits, so that q is exact.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import VerificationRule
 from outrider.decoding.draw import DrawRow, first_argmax, perturbed
 from outrider.decoding.keys import Counter, Purpose
-from outrider.decoding.laws import LawBlock, target_law
+from outrider.decoding.laws import LawBlock, takes_maximum, target_law, valid_logits
 from outrider.decoding.noise import gumbel_at, seed_rows
 from outrider.decoding.rejection import point_mass
 from outrider.decoding.transfer import device_index
@@ -26,11 +27,11 @@ __all__ = ["ProposeRow", "ProposedToken", "propose"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeRow:
-    """One sequence (or branch) that needs its next draft token."""
+    """One sequence (or branch) that needs its next draft token. One row serves all steps of a branch."""
 
     sampling: SamplingParams
     prefix: Sequence[int]
-    """Committed text plus the tokens drafted so far. Read during `propose`, never kept."""
+    """Committed text plus the tokens drafted so far; may grow from step to step."""
     prompt_len: int
     noise_key: int
     rule: VerificationRule
@@ -38,12 +39,15 @@ class ProposeRow:
     """Rejection rule: how many (token id, probability) pairs of q are transmitted at most."""
     num_ranked: int = 0
     """How many likely tokens of this position to report, for outcome tables."""
+    takes_maximum: bool = field(init=False, compare=False, repr=False)
+    """True when the draw is the first maximum of the raw logits."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt_len <= len(self.prefix):
             raise ValueError(f"prompt_len {self.prompt_len} of {len(self.prefix)} tokens")
         if self.rule is VerificationRule.REJECTION and self.q_top_k < 1:
             raise ValueError(f"q_top_k {self.q_top_k} is below 1")
+        object.__setattr__(self, "takes_maximum", takes_maximum(self.sampling))
 
     @property
     def transmits_law(self) -> bool:
@@ -51,9 +55,8 @@ class ProposeRow:
         return self.rule is VerificationRule.REJECTION and not self.sampling.greedy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposedToken:
-    """A draft token and how sure the draft is of it."""
+class ProposedToken(NamedTuple):
+    """A draft token and how sure the draft is of it. A tuple: a tree step makes one for each branch."""
 
     token_id: int
     law: SparseLaw | None
@@ -75,6 +78,11 @@ def propose(logits: Tensor, rows: Sequence[ProposeRow], num_valid_ids: int | Non
     """
     if not rows:
         return []
+    if all(row.takes_maximum for row in rows):
+        scores = valid_logits(logits, num_valid_ids)
+        if scores.shape[0] != len(rows):
+            raise ValueError(f"{scores.shape[0]} rows of logits for {len(rows)} rows")
+        return _best(scores, rows)
     blocks = [LawBlock(sampling=row.sampling, prefix=row.prefix, prompt_len=row.prompt_len) for row in rows]
     law = target_law(logits, blocks, num_valid_ids)
     shared = [i for i, row in enumerate(rows) if not row.transmits_law]
@@ -95,23 +103,38 @@ def _with_target_noise(law: Tensor, rows: Sequence[ProposeRow]) -> list[Proposed
         )
         for row in rows
     ]
-    scores = perturbed(law, draws)
-    token_ids = first_argmax(scores).unsqueeze(1)
-    best = scores.gather(1, token_ids)
-    rivals = scores.scatter(1, token_ids, -torch.inf).amax(1, keepdim=True)
-    num_ranked = min(max(row.num_ranked for row in rows), scores.shape[1])
-    values, ranked = scores.topk(num_ranked, dim=1)
-    ranked = ranked.where(values > -torch.inf, token_ids)  # removed tokens are no outcome
-    packed = torch.cat([(best - rivals).double(), token_ids.double(), ranked.double()], dim=1).tolist()
+    return _best(perturbed(law, draws), rows)
+
+
+def _best(scores: Tensor, rows: Sequence[ProposeRow]) -> list[ProposedToken]:
+    """The first maximum of each row of `scores` [rows, vocab], its margin, and the likeliest behind it."""
+    num_ranked = min(max(2, *(row.num_ranked for row in rows)), scores.shape[1])
+    first = first_argmax(scores).unsqueeze(1)
+    values, ids = scores.topk(num_ranked, dim=1)
+    firsts, values_of, ids_of = _on_host(first, values, ids)
     proposed = []
-    for row, (margin, *ids) in zip(rows, packed, strict=True):
-        # The drawn token leads even if topk ordered a tie otherwise; a dict keeps the first of each.
-        outcomes = tuple(dict.fromkeys(int(i) for i in ids))
-        q = point_mass(outcomes[0]) if row.rule is VerificationRule.REJECTION else None
-        proposed.append(
-            ProposedToken(token_id=outcomes[0], law=q, margin=margin, ranked_token_ids=outcomes[: row.num_ranked])
-        )
+    for row, (token_id,), weights, ranked in zip(rows, firsts, values_of, ids_of, strict=True):
+        if weights[-1] == -torch.inf:  # removed tokens are no outcome
+            ranked = [one for one, weight in zip(ranked, weights, strict=True) if weight > -torch.inf] or [token_id]
+        if ranked[0] != token_id:  # topk orders ties as it likes; the drawn token leads
+            ranked = [token_id, *(one for one in ranked if one != token_id)]
+        margin = weights[0] - weights[1] if len(weights) > 1 else torch.inf
+        q = point_mass(token_id) if row.rule is VerificationRule.REJECTION else None
+        proposed.append(ProposedToken(token_id, q, margin, tuple(ranked[: row.num_ranked])))
     return proposed
+
+
+def _on_host(first: Tensor, values: Tensor, ids: Tensor) -> tuple[list[list[int]], list[list[float]], list[list[int]]]:
+    """Three tensors of equal height as lists, by one copy from an accelerator."""
+    if first.device.type == "cpu":
+        return first.tolist(), values.tolist(), ids.tolist()
+    width = values.shape[1]
+    packed = torch.cat([first.double(), ids.double(), values.double()], dim=1).tolist()
+    return (
+        [[int(row[0])] for row in packed],
+        [row[1 + width :] for row in packed],
+        [[int(one) for one in row[1 : 1 + width]] for row in packed],
+    )
 
 
 def _from_transmitted_law(law: Tensor, rows: Sequence[ProposeRow]) -> list[ProposedToken]:
@@ -134,9 +157,7 @@ def _from_transmitted_law(law: Tensor, rows: Sequence[ProposeRow]) -> list[Propo
     for row, (margin, token_id, *rest) in zip(rows, packed, strict=True):
         kept = [(int(i), prob) for i, prob in zip(rest[:width], rest[width : 2 * width], strict=True) if prob > 0]
         q = SparseLaw(token_ids=tuple(i for i, _ in kept), probs=tuple(prob for _, prob in kept))
-        proposed.append(
-            ProposedToken(token_id=int(token_id), law=q, margin=margin, ranked_token_ids=q.token_ids[: row.num_ranked])
-        )
+        proposed.append(ProposedToken(int(token_id), q, margin, q.token_ids[: row.num_ranked]))
     return proposed
 
 

@@ -18,7 +18,7 @@ from outrider.core.speculation import VerificationRule
 from outrider.core.verdict import TokenLogprobs, Verdict
 from outrider.decoding.draw import DrawRow, first_argmax, perturbed
 from outrider.decoding.keys import Counter, Purpose
-from outrider.decoding.laws import LawBlock, target_law, valid_logits
+from outrider.decoding.laws import LawBlock, takes_maximum, target_law, valid_logits
 from outrider.decoding.logprobs import LogprobRequest, raw_logprobs
 from outrider.decoding.rejection import RejectionBlock, judge_by_rejection, point_mass
 from outrider.decoding.transfer import device_index
@@ -87,8 +87,10 @@ def verify(logits: Tensor, rows: Sequence[VerifyRow], num_valid_ids: int | None 
     raw = valid_logits(logits, num_valid_ids)
     for row in rows:
         _check(row, raw.shape[1])
-    law = target_law(logits, [row.law_block for row in rows], num_valid_ids)
-    tokens = _judge(law, rows)
+    if all(takes_maximum(row.sampling) for row in rows):
+        tokens = _judge_maxima(raw, rows)
+    else:
+        tokens = _judge(target_law(logits, [row.law_block for row in rows], num_valid_ids), rows)
     logprobs = _logprobs(raw, rows, tokens)
     return [
         Verdict(num_draft_tokens=len(row.draft_token_ids), token_ids=token_ids, logprobs=entries)
@@ -115,6 +117,18 @@ def _judge(law: Tensor, rows: Sequence[VerifyRow]) -> list[tuple[int, ...]]:
     for i, length in zip(by_ratio, accepted, strict=True):
         tokens[i] = (*rows[i].draft_token_ids[:length], next(values))
     return [tokens[i] for i in range(len(rows))]
+
+
+def _judge_maxima(raw: Tensor, rows: Sequence[VerifyRow]) -> list[tuple[int, ...]]:
+    """`_judge` where every draw is the first maximum of its logits. Raises ValueError as `target_law` does."""
+    if sum(row.num_rows for row in rows) != raw.shape[0]:
+        raise ValueError(f"{raw.shape[0]} rows of logits for {[row.num_rows for row in rows]} rows of sequences")
+    draws = first_argmax(raw).tolist()
+    starts = _starts(rows)
+    return [
+        _matching(row.draft_token_ids, draws[start : start + row.num_rows])
+        for row, start in zip(rows, starts, strict=True)
+    ]
 
 
 def _coupled_draws(law: Tensor, rows: Sequence[VerifyRow], chosen: Sequence[int], starts: Sequence[int]) -> Tensor:
