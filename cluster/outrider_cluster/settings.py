@@ -17,12 +17,14 @@ from outrider_cluster.sections import (
     DraftSettings,
     EmulatedSettings,
     EngineKind,
+    HttpSettings,
     ModelSettings,
     PortSettings,
     RaySettings,
     RouterSettings,
     ScriptedSettings,
     Section,
+    SecuritySettings,
     SpeculationSettings,
     TargetSettings,
     TelemetrySettings,
@@ -64,8 +66,9 @@ class Settings(Section):
     scripted: ScriptedSettings = ScriptedSettings()
     emulated: EmulatedSettings = EmulatedSettings()
     grpc: PortSettings = PortSettings()
-    http: PortSettings = PortSettings()
+    http: HttpSettings = HttpSettings()
     data_plane: DataPlaneSettings = DataPlaneSettings()
+    security: SecuritySettings = SecuritySettings()
     ray: RaySettings = Field(default_factory=RaySettings)
     telemetry: TelemetrySettings = TelemetrySettings()
 

@@ -4,7 +4,8 @@ from outrider_cluster.sections.base import AutoscalingSettings, KvSettings, Sect
 from outrider_cluster.sections.draft import SELF_DRAFT, DraftSettings
 from outrider_cluster.sections.engine import EmulatedSettings, EngineKind, ModelSettings, ScriptedSettings
 from outrider_cluster.sections.platform import RaySettings, TelemetrySettings
-from outrider_cluster.sections.serving import DataPlaneSettings, PortSettings, RouterSettings
+from outrider_cluster.sections.security import SecuritySettings, TlsSettings
+from outrider_cluster.sections.serving import DataPlaneSettings, HttpSettings, PortSettings, RouterSettings
 from outrider_cluster.sections.speculation import NgramSettings, SpeculationSettings
 from outrider_cluster.sections.target import TargetSettings
 
@@ -15,6 +16,7 @@ __all__ = [
     "DraftSettings",
     "EmulatedSettings",
     "EngineKind",
+    "HttpSettings",
     "KvSettings",
     "ModelSettings",
     "NgramSettings",
@@ -23,7 +25,9 @@ __all__ = [
     "RouterSettings",
     "ScriptedSettings",
     "Section",
+    "SecuritySettings",
     "SpeculationSettings",
     "TargetSettings",
     "TelemetrySettings",
+    "TlsSettings",
 ]

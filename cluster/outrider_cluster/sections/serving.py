@@ -1,14 +1,18 @@
-"""The sections of the ways in and between: `router`, `ports`, `data_plane`."""
+"""The sections of the ways in and between: `router`, `grpc`, `http`, `data_plane`."""
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from outrider_cluster.sections.base import Port, Scaled, Section
+from outrider_cluster.sections.security import TlsSettings
 
-__all__ = ["DataPlaneSettings", "PortSettings", "RouterSettings"]
+__all__ = ["DataPlaneSettings", "HttpSettings", "PortSettings", "RouterSettings"]
 
 
 class RouterSettings(Scaled):
     """The public ingress: admission and dispatch."""
+
+    max_surge_percent: int = Field(default=100, ge=0, le=100)
+    """As for other deployments; a router is cheap, and without one nobody is served."""
 
     max_running_requests: PositiveInt = 256
     """Most requests that one router holds open; more are refused with RESOURCE_EXHAUSTED."""
@@ -34,8 +38,21 @@ class PortSettings(Section):
     """0: a free one is chosen and reported."""
 
 
+class HttpSettings(PortSettings):
+    """The OpenAI-compatible door, on the HTTP port of Serve's proxy."""
+
+    enabled: bool = True
+    """false: the port answers 404 to everything but Serve's own health route."""
+    host: str | None = None
+    """Address to bind; default: the loopback for a cluster that is started here, else every interface."""
+    max_body_mib: PositiveFloat = 16.0
+    """Largest request body, in MiB; larger ones are refused with 413 before they are read."""
+
+
 class DataPlaneSettings(Section):
     """The gRPC streams between routers, rank 0 and drafts."""
 
     host: str | None = None
     """Address to bind and publish; default: the node's address in the Ray cluster."""
+    tls: TlsSettings | None = None
+    """null: plain text, with the shared secret OUTRIDER_AUTH_TOKEN as the only check of a peer."""

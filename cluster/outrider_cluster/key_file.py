@@ -1,0 +1,91 @@
+"""The file of API keys: read at the start, and again whenever it changes."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from pydantic import Field, PositiveInt, ValidationError
+
+from outrider.core.errors import ConfigError
+from outrider.router.api_keys import ApiKey, KeyRing
+from outrider.router.limits import KeyLimits
+from outrider_cluster.sections.base import Section
+from outrider_cluster.yaml_source import YamlSource
+
+__all__ = ["KeyFile", "follow"]
+
+_log = logging.getLogger(__name__)
+
+_Stamp = tuple[int, int, int]
+
+
+class _Entry(Section):
+    """One key of the file."""
+
+    id: str = Field(min_length=1, max_length=64)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    max_concurrent_sequences: PositiveInt | None = None
+    requests_per_minute: PositiveInt | None = None
+    tokens_per_minute: PositiveInt | None = None
+
+
+class _Content(Section):
+    keys: list[_Entry]
+
+
+class KeyFile:
+    """A YAML file of keys. Mounted secrets swap files: every read opens it anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: _Stamp | None = None
+
+    def read(self) -> tuple[ApiKey, ...]:
+        """The keys of the file as it is now. Raises `ConfigError`; what the file holds is not in the message."""
+        self._stamp = self._look()
+        try:
+            source = YamlSource(self._path.read_text(encoding="utf-8"), self._path.name)
+            content = _Content.model_validate(source.value)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"security.api_keys_file: cannot be read: {type(error).__name__}") from error
+        except ValidationError as error:
+            problems = [source.describe(one["loc"], one["msg"]) for one in error.errors(include_url=False)]
+            raise ConfigError("security.api_keys_file: " + "; ".join(problems)) from error
+        return tuple(
+            ApiKey(
+                key_id=one.id,
+                digest=bytes.fromhex(one.sha256),
+                limits=KeyLimits(
+                    max_concurrent_sequences=one.max_concurrent_sequences,
+                    requests_per_minute=one.requests_per_minute,
+                    tokens_per_minute=one.tokens_per_minute,
+                ),
+            )
+            for one in content.keys
+        )
+
+    def changed(self) -> bool:
+        """Whether the file is another one, or gone, since the last read."""
+        return self._look() != self._stamp
+
+    def _look(self) -> _Stamp | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+async def follow(file: KeyFile, ring: KeyRing, *, interval_s: float) -> None:
+    """Keep a ring equal to a file, for ever. A file that cannot be used leaves the last keys in force."""
+    while True:
+        await asyncio.sleep(interval_s)
+        if not await asyncio.to_thread(file.changed):
+            continue
+        try:
+            keys = await asyncio.to_thread(file.read)
+            ring.replace(keys)
+        except ConfigError as error:
+            _log.error("API keys stay as they were: %s", error)
+        else:
+            _log.info("%d API keys are in force", len(keys))
