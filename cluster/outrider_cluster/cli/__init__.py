@@ -11,6 +11,7 @@ from outrider_cluster.cli.generate import generate
 from outrider_cluster.cli.models import models
 from outrider_cluster.cli.plan import plan
 from outrider_cluster.cli.serve import serve
+from outrider_cluster.cli.serve_config import serve_config
 from outrider_cluster.cli.soak import soak
 from outrider_cluster.cli.status import status
 from outrider_cluster.settings import prepare_command
@@ -31,6 +32,7 @@ app.command()(plan)
 app.command()(emulate)
 app.command()(bench)
 app.command()(soak)
+app.command(name="serve-config")(serve_config)
 app.add_typer(models, name="models")
 
 

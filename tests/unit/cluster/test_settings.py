@@ -149,3 +149,12 @@ def test_the_environment_is_read_at_the_edge(monkeypatch: pytest.MonkeyPatch, tm
     environment = Environment.read()
     assert environment.cache_dir == tmp_path
     assert "secret" not in repr(environment)
+
+
+def test_node_labels_need_a_cluster_to_join() -> None:
+    text = MINIMAL + "  node_labels: {outrider-role: target}\n"
+    assert "target.node_labels: the one node" in refusal(text)
+    assert parse_settings(text + "ray: {address: auto}\n", origin="f.yaml").target.node_labels == {
+        "outrider-role": "target"
+    }
+    assert "target.node_labels" in refusal(MINIMAL + "  node_labels: {outrider-role: 'in(a,b)'}\n")
