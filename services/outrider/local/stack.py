@@ -22,7 +22,8 @@ from outrider.local.threads import run_in_thread
 from outrider.local.watched_link import WatchedLink
 from outrider.router.engine_pool import EnginePool
 from outrider.router.limits import AdmissionLimits, RouterLimits
-from outrider.router.service import RouterService
+from outrider.router.run import FailoverSettings
+from outrider.router.service import RouterService, ServiceSettings
 from outrider.router.timing import LoopTime
 from outrider.rpc.link_client import GrpcDraftTransport
 from outrider.target.builder import MonotonicClock, build_host
@@ -197,7 +198,9 @@ def _router(settings: LocalSettings, engine: ModelEngine, codec: Codec, host: En
         max_timeout_ms=_TIMEOUT_MS,
         admission=AdmissionLimits(max_requests=_MAX_REQUESTS, max_tokens=1 << 40),
     )
-    return RouterService(codec=codec, pool=pool, limits=limits, time=LoopTime())
+    # The one engine is never replaced: its loss is final.
+    once = ServiceSettings(failover=FailoverSettings(max_moves=0))
+    return RouterService(codec=codec, pool=pool, limits=limits, time=LoopTime(), settings=once)
 
 
 def _hello(settings: LocalSettings, engine: ModelEngine) -> EngineHello:

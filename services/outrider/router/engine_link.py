@@ -80,12 +80,16 @@ class EngineLink:
         settings: LinkSettings,
         metrics: RouterMetrics,
         jitter: Callable[[], float],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_change` is called when a session begins or ends, and at every report."""
         self.endpoint = endpoint
         self.leaving = False
         """True while the directory does not list the engine."""
         self.attempted = asyncio.Event()
         """Set after the first attempt to connect, whatever came of it."""
+        self.sessions = 0
+        """Sessions opened so far: tells a new incarnation of the engine from a lost one."""
         self._connect = connect
         self._model = model
         self._gate = gate
@@ -93,6 +97,7 @@ class EngineLink:
         self._settings = settings
         self._metrics = metrics
         self._jitter = jitter
+        self._on_change = on_change
         self._session: EngineSession | None = None
         self._problem = "not connected yet"
         self._routes = SequenceRoutes()
@@ -140,7 +145,7 @@ class EngineLink:
         return known
 
     def submit(self, requests: Sequence[SequenceRequest], inbox: RequestInbox) -> tuple[int, ...]:
-        """Start all choices of a request, or none; their events go to `inbox`. Returns the stream keys.
+        """Start choices of a request, all or none; their events go to `inbox`. Returns the stream keys.
 
         Raises `EngineUnavailable` or `Overloaded`.
         """
@@ -150,7 +155,7 @@ class EngineLink:
         self._session.send(
             [SequenceSubmit(stream_key=key, request=one) for key, one in zip(keys, requests, strict=True)]
         )
-        self._routes.add(keys, inbox)
+        self._routes.add(keys, [one.choice_index for one in requests], inbox)
         return keys
 
     def abort(self, keys: Sequence[int]) -> None:
@@ -168,7 +173,7 @@ class EngineLink:
         self._control([UpdateGate(settings=gate)])
 
     async def close(self, cause: str) -> None:
-        """Leave the engine; what still runs there fails with `EngineUnavailable(cause)`."""
+        """Leave the engine; what still runs there ends as unavailable, with this cause."""
         self._task.cancel()
         await asyncio.wait([self._task])
         self.attempted.set()
@@ -234,11 +239,13 @@ class EngineLink:
 
     def _begin(self, session: EngineSession) -> None:
         self._session = session
+        self.sessions += 1
         self._report = None
         self._connected_at_s = self._time.now()
         self._metrics.engine_connected(replica_id=self.endpoint.replica_id)
         self._control([UpdateGate(settings=self._gate)])
         self._ask_report()
+        self._on_change()
 
     def _ask_report(self) -> None:
         """Ask for a report now and again after the interval."""
@@ -252,21 +259,23 @@ class EngineLink:
     def _route(self, event: SequenceDelta | SequenceEnd | EngineReport | EngineHello) -> None:
         if isinstance(event, EngineReport):
             self._report = _Report(status=event.status, at_s=self._time.now(), outstanding=self.outstanding)
+            self._on_change()
         elif isinstance(event, SequenceDelta | SequenceEnd) and (undeliverable := self._routes.deliver(event)):
             self.drop(undeliverable)
 
     def _lose(self, cause: str) -> None:
-        """The session broke: say so, and fail what ran on it."""
-        failed = self._end_session(cause)
-        _logger.warning("engine %s lost with %d sequences: %s", self.endpoint.replica_id, failed, cause)
-        self._metrics.engine_lost(replica_id=self.endpoint.replica_id, failed_sequences=failed)
+        """The session broke: say so, and end what ran on it."""
+        lost = self._end_session(cause)
+        _logger.warning("engine %s lost with %d sequences: %s", self.endpoint.replica_id, lost, cause)
+        self._metrics.engine_lost(replica_id=self.endpoint.replica_id, failed_sequences=lost)
+        self._on_change()
 
     def _end_session(self, cause: str) -> int:
-        """Everything that ran on the session fails at once; returns how many sequences did."""
+        """Everything that ran on the session ends at once; returns how many sequences did."""
         self._session, self._problem, self._unsent = None, cause, []
         if self._alarm is not None:
             self._alarm.cancel()
-        return self._routes.fail_all(EngineUnavailable(cause))
+        return self._routes.lose_all(cause)
 
     def _control(self, commands: Sequence[RouterCommand]) -> None:
         if self._session is not None:

@@ -12,18 +12,30 @@ from outrider.core.ports import Directory, Endpoint
 from outrider.router.dispatch import EngineLoad
 from outrider.router.engine_link import EngineLink, LinkSettings, SessionFactory
 from outrider.router.metrics import NoMetrics, RouterMetrics
-from outrider.router.timing import TimeSource, sleep
+from outrider.router.timing import Alarm, TimeSource, sleep
 
 __all__ = ["EnginePool"]
 
 _logger = logging.getLogger(__name__)
 
 
+class _Watcher:
+    """A callback that the pool calls until it is cancelled."""
+
+    def __init__(self, watchers: "set[_Watcher]", callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self._watchers = watchers
+        watchers.add(self)
+
+    def cancel(self) -> None:
+        self._watchers.discard(self)
+
+
 class EnginePool:
     """Follows the directory: links what is new, lets go of what left once it is idle.
 
-    The directory is the second opinion on who lives. The loss of a stream is the first: it fails
-    requests at once, while a control plane that does not answer, or forgets a living engine,
+    The directory is the second opinion on who lives. The loss of a stream is the first: it ends
+    sequences at once, while a control plane that does not answer, or forgets a living engine,
     interrupts nothing.
     """
 
@@ -39,7 +51,9 @@ class EnginePool:
         refresh_interval_s: float = 2.0,
         metrics: RouterMetrics | None = None,
         jitter: Callable[[], float] = random.random,
+        pending: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """`pending`: replicas that do not serve and are expected to, each with the reason; must not block."""
         if not refresh_interval_s > 0:
             raise ConfigError(f"refresh_interval_s: {refresh_interval_s} is not above 0")
         self._directory = directory
@@ -51,6 +65,8 @@ class EnginePool:
         self._refresh_interval_s = refresh_interval_s
         self._metrics: RouterMetrics = NoMetrics() if metrics is None else metrics
         self._jitter = jitter
+        self._pending = pending
+        self._watchers: set[_Watcher] = set()
         self._links: dict[str, EngineLink] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -82,6 +98,14 @@ class EnginePool:
         """The state of every engine, by replica id; those without a session say why."""
         return [link.status() for _, link in sorted(self._links.items())]
 
+    def pending(self) -> Sequence[str]:
+        """Replicas that do not serve and are expected to, each with the reason."""
+        return self._pending()
+
+    def watch(self, callback: Callable[[], None]) -> Alarm:
+        """Call `callback` whenever an engine may have come, gone or changed, until it is cancelled."""
+        return _Watcher(self._watchers, callback)
+
     def set_gate(self, gate: GateSettings) -> None:
         """Apply gate settings to every engine, now and on every later connect."""
         self._gate = gate
@@ -105,6 +129,7 @@ class EnginePool:
             _logger.exception("the directory failed; the last view stays")
         else:
             await self._apply(endpoints)
+        self._changed()
 
     async def _follow(self) -> None:
         while True:
@@ -137,4 +162,9 @@ class EnginePool:
             settings=self._settings,
             metrics=self._metrics,
             jitter=self._jitter,
+            on_change=self._changed,
         )
+
+    def _changed(self) -> None:
+        for one in list(self._watchers):
+            one.callback()

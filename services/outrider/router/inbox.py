@@ -26,8 +26,12 @@ class RequestInbox:
         return self._failure is not None
 
     def put(self, event: ChoiceEvent) -> bool:
-        """Add an event; False when the reader is too far behind or the request has failed."""
-        if self._failure is not None or len(self._events) >= self._limit:
+        """Add an event; False when the reader is too far behind or the request has failed.
+
+        An end always finds room: there is one per choice, and it makes no more follow.
+        """
+        full = len(self._events) >= self._limit and not isinstance(event[1], SequenceEnd)
+        if self._failure is not None or full:
             return False
         self._events.append(event)
         self._ready.set()
@@ -39,8 +43,15 @@ class RequestInbox:
             self._failure = error
             self._ready.set()
 
+    def wake(self) -> None:
+        """Let `take` return, even with nothing: its caller has something else to look at."""
+        self._ready.set()
+
     async def take(self) -> list[ChoiceEvent]:
-        """Wait for events and take all of them; raises the error once everything before it is taken."""
+        """Wait for events, or to be woken, and take all of them.
+
+        Raises the error of the request once everything before it is taken.
+        """
         await self._ready.wait()
         if not self._events and self._failure is not None:
             raise self._failure

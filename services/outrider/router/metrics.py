@@ -42,6 +42,10 @@ class RouterMetrics(Protocol):
         """A session broke, with that many sequences of this router on it."""
         ...
 
+    def sequences_moved(self, *, count: int) -> None:
+        """Sequences of a lost engine go on on another one."""
+        ...
+
 
 class NoMetrics:
     """Counts nothing."""
@@ -68,4 +72,7 @@ class NoMetrics:
         """Ignore it."""
 
     def engine_lost(self, *, replica_id: str, failed_sequences: int) -> None:
+        """Ignore it."""
+
+    def sequences_moved(self, *, count: int) -> None:
         """Ignore it."""

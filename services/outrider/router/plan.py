@@ -35,23 +35,31 @@ class RequestPlan:
         """What admission charges: prompt and output of all choices, each output at most `max_output_tokens`."""
         return self.n * (len(self.prompt_token_ids) + min(self.stop.max_tokens, max_output_tokens))
 
+    def sequence_request(
+        self, choice_index: int, *, resume_token_ids: tuple[int, ...], timeout_s: float, traceparent: str
+    ) -> SequenceRequest:
+        """One choice, with its own noise, behind the output it has. `timeout_s`: what is left of the limit."""
+        return SequenceRequest(
+            request_id=self.request_id,
+            choice_index=choice_index,
+            prompt_token_ids=self.prompt_token_ids,
+            resume_token_ids=resume_token_ids,
+            sampling=self.sampling,
+            stop=self.stop,
+            noise_key=derive_key(self.seed, choice_index),
+            top_logprobs=self.top_logprobs,
+            speculation=self.speculation,
+            priority=self.priority,
+            traffic_class=self.traffic_class,
+            timeout_s=timeout_s,
+            traceparent=traceparent,
+        )
+
     def sequence_requests(self, *, timeout_s: float, traceparent: str) -> tuple[SequenceRequest, ...]:
-        """One request per choice, each with its own noise. `timeout_s`: what is left of the time limit."""
+        """All choices, behind the output that the request came with."""
         return tuple(
-            SequenceRequest(
-                request_id=self.request_id,
-                choice_index=index,
-                prompt_token_ids=self.prompt_token_ids,
-                resume_token_ids=self.resume_token_ids,
-                sampling=self.sampling,
-                stop=self.stop,
-                noise_key=derive_key(self.seed, index),
-                top_logprobs=self.top_logprobs,
-                speculation=self.speculation,
-                priority=self.priority,
-                traffic_class=self.traffic_class,
-                timeout_s=timeout_s,
-                traceparent=traceparent,
+            self.sequence_request(
+                index, resume_token_ids=self.resume_token_ids, timeout_s=timeout_s, traceparent=traceparent
             )
             for index in range(self.n)
         )

@@ -1,7 +1,8 @@
 """The running requests of a router, by API key and request id."""
 
 import asyncio
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from outrider.core.errors import DuplicateRequest, OutriderError
 from outrider.router.admission import Permit
@@ -39,37 +40,46 @@ class RunningRequest:
         self.outcome = "abandoned"
         """What to count at the end: stays so when the client leaves."""
         self.permit = permit
-        self._link: EngineLink | None = None
-        self._stream_keys: tuple[int, ...] = ()
-        self._backstop: Alarm | None = None
+        self.started = False
+        """True once an engine has had it."""
+        self._places: dict[int, tuple[EngineLink, int]] = {}
+        self._alarms: list[Alarm] = []
 
-    @property
-    def started(self) -> bool:
-        """True once an engine has it."""
-        return self._link is not None
+    def place(self, choice_indices: Sequence[int], link: EngineLink, stream_keys: Sequence[int]) -> None:
+        """These choices run on an engine now, under these keys."""
+        self.started = True
+        for index, key in zip(choice_indices, stream_keys, strict=True):
+            self._places[index] = (link, key)
 
-    def attach(self, link: EngineLink, stream_keys: tuple[int, ...], backstop: Alarm) -> None:
-        """The request runs on an engine now."""
-        self._link, self._stream_keys, self._backstop = link, stream_keys, backstop
+    def hold(self, alarm: Alarm) -> None:
+        """Cancel this with the end of the request."""
+        self._alarms.append(alarm)
 
     def abort(self) -> None:
         """End it by wish of its client: the stream ends with what the engine says about that."""
         self.aborted = True
-        if self._link is not None:
-            self._link.abort(self._stream_keys)
+        for link, keys in self._keys_by_link():
+            link.abort(keys)
+        self.inbox.wake()
 
     def fail(self, error: OutriderError) -> None:
         """End it with an error."""
         self.inbox.fail(error)
 
     def release(self) -> None:
-        """Free the engine, the alarm and the place in admission, and end the span. Idempotent."""
-        if self._link is not None:
-            self._link.drop(self._stream_keys)
-        if self._backstop is not None:
-            self._backstop.cancel()
+        """Free the engines, the alarms and the place in admission, and end the span. Idempotent."""
+        for link, keys in self._keys_by_link():
+            link.drop(keys)
+        for alarm in self._alarms:
+            alarm.cancel()
         self.permit.release(completed=self.started)
         self.span.end(outcome=self.outcome, prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens)
+
+    def _keys_by_link(self) -> list[tuple[EngineLink, list[int]]]:
+        keys: dict[EngineLink, list[int]] = defaultdict(list)
+        for link, key in self._places.values():
+            keys[link].append(key)
+        return list(keys.items())
 
 
 class RequestRegistry:

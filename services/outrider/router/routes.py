@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.core.dispatch import SequenceDelta, SequenceEnd
-from outrider.core.errors import OutriderError, RequestAborted
+from outrider.core.dispatch import SequenceDelta, SequenceEnd, SequenceErrorCode, SequenceFailure
+from outrider.core.errors import RequestAborted
 from outrider.router.inbox import RequestInbox
 
 __all__ = ["SequenceRoutes"]
@@ -35,9 +35,9 @@ class SequenceRoutes:
         self._next_key += count
         return keys
 
-    def add(self, keys: Sequence[int], inbox: RequestInbox) -> None:
-        """Route the choices of a request, in order of their index."""
-        for choice_index, key in enumerate(keys):
+    def add(self, keys: Sequence[int], choice_indices: Sequence[int], inbox: RequestInbox) -> None:
+        """Route choices of a request; one key for each index."""
+        for key, choice_index in zip(keys, choice_indices, strict=True):
             self._routes[key] = _Route(inbox=inbox, choice_index=choice_index)
 
     def deliver(self, event: SequenceDelta | SequenceEnd) -> tuple[int, ...]:
@@ -61,9 +61,10 @@ class SequenceRoutes:
         for key in keys:
             self._routes.pop(key, None)
 
-    def fail_all(self, error: OutriderError) -> int:
-        """Fail every request; returns the number of sequences that were routed."""
+    def lose_all(self, cause: str) -> int:
+        """End every sequence as an engine would that still could; returns how many were routed."""
         routes, self._routes = self._routes, {}
-        for route in routes.values():
-            route.inbox.fail(error)
+        failure = SequenceFailure(code=SequenceErrorCode.UNAVAILABLE, message=cause)
+        for key, route in routes.items():
+            route.inbox.put((route.choice_index, SequenceEnd(stream_key=key, failure=failure)))
         return len(routes)

@@ -1,42 +1,39 @@
 """The router as a `GenerationService`: refuse or run, stream, abort, drain."""
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from outrider import __version__
-from outrider.core.dispatch import EngineStatus, SequenceEnd
+from outrider.core.dispatch import EngineStatus
 from outrider.core.errors import (
     ConfigError,
     DeadlineExceeded,
     EngineUnavailable,
     ModelNotFound,
     OutriderError,
-    Overloaded,
     RequestAborted,
 )
 from outrider.core.generation import (
     Caller,
-    ChoiceEnd,
     GenerationAccepted,
     GenerationEvent,
     GenerationRequest,
     ModelDescription,
-    TextDelta,
 )
 from outrider.core.policy import GateSettings
-from outrider.core.request import SequenceRequest
 from outrider.router.admission import Admission, LimitsOf, unlimited
 from outrider.router.codec import TextCodec, encode_prompt
 from outrider.router.dispatch import Dispatcher
-from outrider.router.engine_link import EngineLink
 from outrider.router.engine_pool import EnginePool
-from outrider.router.inbox import ChoiceEvent, RequestInbox
+from outrider.router.inbox import RequestInbox
 from outrider.router.limits import UNSUPPORTED_FIELDS, RouterLimits
 from outrider.router.metrics import NoMetrics, RouterMetrics
 from outrider.router.plan import RequestPlan
 from outrider.router.registry import RequestRegistry, RunningRequest
+from outrider.router.run import FailoverSettings, RequestRun
 from outrider.router.stream import ChoiceStream
 from outrider.router.timing import TimeSource
 from outrider.router.validation import check_fields, plan_request, resume_text
@@ -59,6 +56,8 @@ class ServiceSettings:
     """Engine events of one choice that may wait for its client; one step makes one."""
     backstop_grace_s: float = 5.0
     """The router ends a request this long after its time limit, should the engine not have."""
+    failover: FailoverSettings = field(default_factory=FailoverSettings)
+    """What happens to requests whose engine is lost."""
 
     def __post_init__(self) -> None:
         if self.max_buffered_events < 1:
@@ -128,19 +127,19 @@ class RouterService:
             raise
         try:
             plan, choices = await self._prepare(replace(request, request_id=running.request_id), running)
-            self._launch(running, plan)
-            yield GenerationAccepted(
-                request_id=plan.request_id,
-                model=plan.model,
-                seed=plan.seed,
-                prompt_tokens=len(plan.prompt_token_ids),
-            )
-            unfinished = plan.n
-            while unfinished:
-                for event in await running.inbox.take():
-                    for made in self._client_events(running, choices, event):
+            with contextlib.closing(self._launch(running, plan, choices)) as run:
+                yield GenerationAccepted(
+                    request_id=plan.request_id,
+                    model=plan.model,
+                    seed=plan.seed,
+                    prompt_tokens=len(plan.prompt_token_ids),
+                )
+                while run.unfinished:
+                    for event in await running.inbox.take():
+                        for made in run.client_events(event):
+                            yield made
+                    for made in run.move_lost():
                         yield made
-                    unfinished -= isinstance(event[1], SequenceEnd)
             running.outcome = "completed"
         except OutriderError as error:
             running.outcome = type(error).__name__
@@ -227,55 +226,32 @@ class RouterService:
             texts = [resume_text(plan, self._codec) for _ in range(plan.n)]
         return plan, [ChoiceStream(index, plan, text) for index, text in enumerate(texts)]
 
-    def _launch(self, running: RunningRequest, plan: RequestPlan) -> None:
-        """Charge the tokens and hand all choices to one engine: they share the prompt's KV."""
+    def _launch(self, running: RunningRequest, plan: RequestPlan, choices: Sequence[ChoiceStream]) -> RequestRun:
+        """Charge the tokens and hand all choices to an engine."""
         if running.aborted:
             raise RequestAborted(f"request_id: {running.request_id!r} was aborted before it ran")
         running.permit.charge(
             plan.in_flight_tokens(self._limits.admission.max_charged_output_tokens),
             prompt_tokens=len(plan.prompt_token_ids),
         )
-        left_s = plan.timeout_s - (self._time.now() - running.arrived_s)
-        if left_s <= 0:
-            raise DeadlineExceeded(f"timeout_ms: {plan.timeout_s * 1000:g} passed before an engine was reached")
-        requests = plan.sequence_requests(timeout_s=left_s, traceparent=running.span.traceparent)
-        link, keys = self._submit(requests, running.inbox)
+        run = RequestRun(
+            plan=plan,
+            choices=choices,
+            running=running,
+            pool=self._pool,
+            dispatcher=self._dispatcher,
+            time=self._time,
+            metrics=self._metrics,
+            settings=self._settings.failover,
+        )
+        run.start()
         late = DeadlineExceeded(f"timeout_ms: {plan.timeout_s * 1000:g} passed and the engine did not end the request")
-        backstop = self._time.call_later(left_s + self._settings.backstop_grace_s, lambda: running.fail(late))
-        running.attach(link, keys, backstop)
+        left_s = plan.timeout_s - (self._time.now() - running.arrived_s)
+        running.hold(
+            self._time.call_later(left_s + self._settings.backstop_grace_s, lambda: running.fail(late)),
+        )
         self._metrics.request_started(traffic_class=plan.traffic_class, prompt_tokens=len(plan.prompt_token_ids))
-
-    def _submit(self, requests: Sequence[SequenceRequest], inbox: RequestInbox) -> tuple[EngineLink, tuple[int, ...]]:
-        """Give the request to the engine of choice, or to the next one if that refuses it."""
-        engines = self._pool.loads()
-        while True:
-            link = self._pool.link(self._dispatcher.choose(requests[0].prompt_token_ids, engines))
-            try:
-                return link, link.submit(requests, inbox)
-            except (EngineUnavailable, Overloaded):
-                engines = [one for one in engines if one.ready and one.replica_id != link.endpoint.replica_id]
-                if not engines:
-                    raise
-
-    def _client_events(
-        self, running: RunningRequest, choices: Sequence[ChoiceStream], event: ChoiceEvent
-    ) -> list[TextDelta | ChoiceEnd]:
-        """What one engine event means for the client. Raises the error of a failed choice."""
-        index, one = event
-        choice = choices[index]
-        if isinstance(one, SequenceEnd):
-            last = choice.finish(one)
-            for end in last:
-                if isinstance(end, ChoiceEnd):
-                    self._metrics.choice_finished(traffic_class=running.traffic_class, end=end)
-            return last
-        delta = choice.feed(one)
-        if not running.output_tokens:
-            self._metrics.first_token(traffic_class=running.traffic_class, after_s=self._time.now() - running.arrived_s)
-        running.output_tokens += len(delta.token_ids)
-        running.permit.count_output(len(delta.token_ids))
-        self._metrics.tokens_streamed(traffic_class=running.traffic_class, count=len(delta.token_ids))
-        return [delta]
+        return run
 
     def _leave(self, running: RunningRequest) -> None:
         """Free all that the request holds, on every way out."""

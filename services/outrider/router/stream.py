@@ -5,6 +5,7 @@ from collections.abc import Callable
 from outrider.core.dispatch import SequenceDelta, SequenceEnd, SequenceErrorCode, SequenceFailure
 from outrider.core.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, OutriderError, Overloaded
 from outrider.core.generation import ChoiceEnd, TextDelta, Usage
+from outrider.core.sequence import Finish, FinishReason
 from outrider.router.output_text import OutputText
 from outrider.router.plan import RequestPlan
 
@@ -22,12 +23,33 @@ class ChoiceStream:
         self._choice_index = choice_index
         self._plan = plan
         self._text = text
+        self._token_ids = list(plan.resume_token_ids)
         self._num_resumed = len(plan.resume_token_ids)
 
     @property
     def num_tokens(self) -> int:
         """Output tokens of this stream, without the resumed ones."""
         return self._text.num_tokens - self._num_resumed
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All output tokens so far, resumed ones included."""
+        return tuple(self._token_ids)
+
+    def reached_end(self) -> Finish | None:
+        """How the tokens so far end the choice, if they do: for an end that an engine could not tell any more."""
+        stop = self._plan.stop
+        if not self.num_tokens:
+            return None
+        if self._text.num_tokens >= stop.min_tokens:
+            last = self._token_ids[-1]
+            if last in stop.eos_token_ids or last in stop.token_ids:
+                return Finish(reason=FinishReason.STOP, stop_token_id=last)
+            if (string := self._text.found_stop_string) is not None:
+                return Finish(reason=FinishReason.STOP, stop_string_index=stop.strings.index(string))
+        if self._text.num_tokens >= stop.max_tokens:
+            return Finish(reason=FinishReason.LENGTH)
+        return None
 
     def feed(self, delta: SequenceDelta) -> TextDelta:
         """The tokens of one step and the text that they make certain.
@@ -39,6 +61,7 @@ class ChoiceStream:
             raise EngineUnavailable(
                 f"the engine sent output token {delta.first_token_index}, {self._text.num_tokens} was next"
             )
+        self._token_ids.extend(delta.token_ids)
         text = "".join([self._text.feed(token_id) for token_id in delta.token_ids])
         return self._delta(text, delta.first_token_index, delta)
 

@@ -225,6 +225,8 @@ class World:
         limits_of: LimitsOf = unlimited,
     ) -> None:
         self.time = ManualTime()
+        self.pending: list[str] = []
+        """Replicas that the control plane is building."""
         self.engines = {one: FakeEngine(one) for one in engine_ids or ("e0",)}
         self.directory = FakeDirectory(list(self.engines))
         self.pool = EnginePool(
@@ -235,6 +237,7 @@ class World:
             settings=link_settings,
             metrics=metrics,
             jitter=lambda: 0.0,
+            pending=lambda: self.pending,
         )
         self.service = RouterService(
             codec=ByteCodec() if codec is None else codec,
