@@ -18,7 +18,8 @@ from outrider.core.errors import ConfigError, EngineUnavailable
 from outrider.core.generation import Caller
 from outrider.core.ports import Endpoint
 from outrider.router.engine_pool import EnginePool
-from outrider.router.service import RouterService
+from outrider.router.run import FailoverSettings
+from outrider.router.service import RouterService, ServiceSettings
 from outrider.router.timing import LoopTime
 from outrider.rpc.dispatch_client import GrpcEngineSession
 from outrider.rpc.generation_handlers import GenerationHandlers
@@ -99,6 +100,7 @@ class RouterIngress:
             gate=gate_settings(settings),
             refresh_interval_s=settings.router.directory_interval_s,
             metrics=metrics,
+            pending=lambda: [f"{one.replica_id}: {one.problem}" for one in directory.views if not one.ready],
         )
         self._router = RouterService(
             codec=codec,
@@ -108,6 +110,7 @@ class RouterIngress:
             broadcast_abort=self._abort_elsewhere,
             metrics=metrics,
             spans=None if self._provider is None else RequestTracer(self._provider),
+            settings=ServiceSettings(failover=FailoverSettings(rebuild_wait_s=settings.router.failover_wait_s)),
         )
         await self._router.start()
         self._handlers = GenerationHandlers(DeploymentService(self._router, lambda: directory.views))

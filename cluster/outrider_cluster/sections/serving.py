@@ -24,6 +24,9 @@ class RouterSettings(Scaled):
     """Time limit of a request that names none."""
     max_timeout_s: PositiveFloat = 3600.0
     """Longest time limit that a request may name."""
+    failover_wait_s: PositiveFloat = 60.0
+    """How long a stream that has lost its engine waits for one that is being rebuilt, or for room on
+    a full one. Where none is to be expected, it ends within seconds."""
     directory_interval_s: PositiveFloat = 1.0
     """How often the replicas are looked up."""
     directory_timeout_s: PositiveFloat = 3.0
