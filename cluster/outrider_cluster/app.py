@@ -14,8 +14,9 @@ from outrider.core.errors import ConfigError
 from outrider_cluster.draft_deployment import DraftReplica
 from outrider_cluster.placement import FRONT_CPUS, rank_bundles
 from outrider_cluster.router_deployment import RouterIngress
-from outrider_cluster.scaling import by_load, by_open_requests
+from outrider_cluster.scaling import autoscaling_config
 from outrider_cluster.sections import DraftSettings
+from outrider_cluster.sections.base import Scaled
 from outrider_cluster.settings import Settings, load_settings
 from outrider_cluster.target_deployment import TargetFront
 
@@ -60,12 +61,13 @@ def _router(settings: Settings) -> Deployment:
     router = settings.router
     scaling: dict[str, Any] = {"num_replicas": router.num_replicas or 1}
     if router.autoscaling is not None:
-        scaling = {"autoscaling_config": by_open_requests(router.autoscaling, places=router.max_running_requests)}
+        scaling = {"autoscaling_config": autoscaling_config(router.autoscaling, places=router.max_running_requests)}
     made: Deployment = serve.deployment(
         name=ROUTER,
-        ray_actor_options={"num_cpus": router.num_cpus},
+        ray_actor_options={"num_cpus": router.num_cpus, **_on_nodes(router)},
         # Admission refuses with a reason and a time to come back; Serve's own queue must not come first.
         max_ongoing_requests=2 * router.max_running_requests + _MANY_CALLS,
+        max_surge_percent=router.max_surge_percent,
         **scaling,
         **_common(settings),
     )(RouterIngress)
@@ -76,15 +78,15 @@ def _target(settings: Settings) -> Deployment:
     target = settings.target
     scaling: dict[str, Any] = {"num_replicas": target.num_replicas or 1}
     if target.autoscaling is not None:
-        scaling = {"autoscaling_config": by_load(target.autoscaling)}
+        scaling = {"autoscaling_config": autoscaling_config(target.autoscaling)}
     made: Deployment = serve.deployment(
         name=TARGET,
         ray_actor_options={"num_cpus": FRONT_CPUS},
         placement_group_bundles=rank_bundles(target),
         placement_group_strategy="STRICT_PACK",
+        **_bundles_on_nodes(target),
         max_ongoing_requests=_MANY_CALLS,
-        # Where every GPU is taken, a replacement can only start when its predecessor has gone.
-        max_surge_percent=0,
+        max_surge_percent=target.max_surge_percent,
         **scaling,
         **_common(settings),
     )(TargetFront)
@@ -94,16 +96,25 @@ def _target(settings: Settings) -> Deployment:
 def _draft(settings: Settings, draft: DraftSettings) -> Deployment:
     scaling: dict[str, Any] = {"num_replicas": draft.num_replicas or 1}
     if draft.autoscaling is not None:
-        scaling = {"autoscaling_config": by_load(draft.autoscaling)}
+        scaling = {"autoscaling_config": autoscaling_config(draft.autoscaling)}
     made: Deployment = serve.deployment(
         name=DRAFT,
-        ray_actor_options={"num_cpus": draft.num_cpus, "num_gpus": draft.num_gpus},
+        ray_actor_options={"num_cpus": draft.num_cpus, "num_gpus": draft.num_gpus, **_on_nodes(draft)},
         max_ongoing_requests=_MANY_CALLS,
-        max_surge_percent=0,
+        max_surge_percent=draft.max_surge_percent,
         **scaling,
         **_common(settings),
     )(DraftReplica)
     return made
+
+
+def _on_nodes(scaled: Scaled) -> dict[str, Any]:
+    return {"label_selector": scaled.node_labels} if scaled.node_labels else {}
+
+
+def _bundles_on_nodes(scaled: Scaled) -> dict[str, Any]:
+    # One selector stands for every bundle.
+    return {"placement_group_bundle_label_selector": [scaled.node_labels]} if scaled.node_labels else {}
 
 
 def _common(settings: Settings) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from outrider.core.load import LoadTargets
 from outrider.core.policy import GateSettings
 from outrider.core.speculation import VerificationRule
 from outrider.draft.config import DraftConfig
@@ -10,7 +11,14 @@ from outrider.router.limits import AdmissionLimits, RouterLimits
 from outrider.target.config import TargetConfig
 from outrider.target.supervision import SupervisionPolicy
 from outrider_cluster.emulated import emulated_engine
-from outrider_cluster.sections import SELF_DRAFT, DraftSettings, EngineKind, KvSettings
+from outrider_cluster.sections import (
+    SELF_DRAFT,
+    AutoscalingSettings,
+    DraftSettings,
+    EngineKind,
+    KvSettings,
+    TargetSettings,
+)
 from outrider_cluster.settings import Environment, Settings
 
 if TYPE_CHECKING:
@@ -21,6 +29,7 @@ __all__ = [
     "draft_engine_config",
     "draft_model_name",
     "gate_settings",
+    "load_targets",
     "router_limits",
     "supervision_policy",
     "target_config",
@@ -119,6 +128,16 @@ def router_limits(settings: Settings) -> RouterLimits:
             max_tokens=router.max_running_tokens,
             max_requests_per_key=router.max_running_requests_per_key,
         ),
+    )
+
+
+def load_targets(target: TargetSettings) -> LoadTargets:
+    """The load that one target replica shall have; the autoscaler's defaults where it is off."""
+    scaling = target.autoscaling or AutoscalingSettings()
+    return LoadTargets(
+        sequences=scaling.target_load * target.max_num_seqs,
+        kv_usage=scaling.target_kv_usage,
+        queue_s=scaling.target_queue_s,
     )
 
 

@@ -1,6 +1,8 @@
 """Values that pass between the actors of one deployment. Small, frozen, picklable."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from outrider.core.load import EngineLoad
 
 __all__ = ["EngineIdentity", "Meeting", "RankPulse", "ReplicaView"]
 
@@ -24,10 +26,10 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPulse:
-    """A rank's answer to a heartbeat; the load is rank 0's."""
+    """A rank's answer to a heartbeat."""
 
-    running: int = 0
-    waiting: int = 0
+    load: EngineLoad = field(default_factory=EngineLoad)
+    """Rank 0's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

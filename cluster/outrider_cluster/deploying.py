@@ -1,7 +1,8 @@
 """Deploy and redeploy the application the way `serve deploy` and KubeRay do: by a declared state.
 
 Serve compares each declaration with the one before. As long as `args` and placement are the same,
-only `reconfigure` of the running replicas is called, and replicas that start later get the same.
+only `reconfigure` of the running replicas is called, and replicas that start later get the same. Other
+`args` are a new version: Serve replaces replica by replica, and each drains before it goes.
 """
 
 import time
@@ -18,7 +19,8 @@ from ray.serve.schema import (
 
 from outrider.core.errors import ConfigError, EngineUnavailable
 from outrider_cluster.app import APPLICATION, ROUTER, TARGET, user_configs
-from outrider_cluster.live import fixed_difference
+from outrider_cluster.live import Change, change_between
+from outrider_cluster.scaling import application_policy
 from outrider_cluster.settings import Settings
 
 __all__ = ["Deployer"]
@@ -30,35 +32,42 @@ _FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
 class Deployer:
-    """The application of one `outrider serve`. Its arguments are those of the first deployment."""
+    """The application of one `outrider serve`. Its arguments are those of the last rolling change."""
 
     def __init__(self, settings: Settings) -> None:
         """Deploys nothing yet."""
-        self._first = settings
+        self._built_from = settings
+        self._applied = settings
 
     def deploy(self, timeout_s: float) -> None:
         """Deploy, and return once router and front are up (the engine may still be loading).
 
         Raises `EngineUnavailable` saying what failed.
         """
-        self._declare(self._first)
+        self._declare(self._built_from)
         self._wait(timeout_s)
 
-    def update(self, settings: Settings) -> None:
-        """Apply settings that differ in live fields only.
+    def update(self, settings: Settings) -> Change:
+        """Apply other settings the gentlest way that applies them, and return which that is.
 
-        Raises `ConfigError` naming the first other field; nothing has changed then.
+        A rolling change goes on after the return. Raises `ConfigError` naming the first field that only
+        a restart changes; nothing has changed then.
         """
-        fixed = fixed_difference(self._first, settings)
-        if fixed is not None:
-            raise ConfigError(f"{fixed}: a change here takes a restart")
+        change, field = change_between(self._applied, settings)
+        if change is Change.RESTART:
+            raise ConfigError(f"{field}: a change here takes a restart")
+        if change is Change.ROLLING:
+            self._built_from = settings
+        self._applied = settings
         self._declare(settings)
+        return change
 
     def _declare(self, settings: Settings) -> None:
         application = ServeApplicationSchema(
             name=APPLICATION,
             import_path="outrider_cluster.app:build",
-            args={"settings": self._first.model_dump(mode="json")},
+            args={"settings": self._built_from.model_dump(mode="json")},
+            autoscaling_policy=application_policy(self._built_from),
             deployments=[
                 DeploymentSchema(name=name, user_config=config) for name, config in user_configs(settings).items()
             ],

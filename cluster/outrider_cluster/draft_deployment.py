@@ -33,8 +33,7 @@ class DraftReplica:
     def __init__(self) -> None:
         """Starts nothing; `reconfigure` follows before the replica counts as running."""
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        # Targets tell a restarted draft from the one that they knew.
-        self._incarnation = secrets.randbits(62) + 1
+        self._incarnation = 0
         self._settings: Settings | None = None
         self._runtime: DraftRuntime | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -42,7 +41,10 @@ class DraftReplica:
         self._sink = RayMetricSink()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """The first settings start the draft; a change of what it was built from starts it anew."""
+        """The first settings start the draft; a change of what it was built from starts it anew.
+
+        The old one drains at once, and targets decode plainly until the new one serves.
+        """
         settings = Settings.model_validate(user_config)
         draft = settings.active_draft
         if draft is None:
@@ -51,6 +53,8 @@ class DraftReplica:
         if before is not None and (before.model, before.draft) == (settings.model, settings.draft):
             return
         await self._stop("the draft is being replaced")
+        # Targets must not take it for the one that they knew.
+        self._incarnation = secrets.randbits(62) + 1
         # Read by the OpenMP runtime when torch is loaded, which happens in the start.
         os.environ["OMP_NUM_THREADS"] = str(draft.threads)
         self._starting = asyncio.create_task(self._start(settings, draft), name="draft-start")
@@ -69,10 +73,6 @@ class DraftReplica:
             self._starting.result()
         if self._runtime is not None and self._runtime.failure is not None:
             raise EngineUnavailable(f"the draft failed: {self._runtime.failure}")
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Load for the autoscaling policy: engines that draft here."""
-        return {"load": float(self._runtime.links if self._runtime is not None else 0)}
 
     async def __del__(self) -> None:
         await self._stop("the draft is shutting down")

@@ -1,5 +1,6 @@
 """What a deployment reserves in Ray: bundles, options of actors, and their sum."""
 
+import math
 from dataclasses import dataclass
 
 from outrider_cluster.sections import AutoscalingSettings, DraftSettings, RouterSettings, TargetSettings
@@ -28,7 +29,7 @@ def rank_bundles(target: TargetSettings) -> list[dict[str, float]]:
 
 
 def replica_bounds(scaled: TargetSettings | DraftSettings | RouterSettings) -> tuple[int, int]:
-    """Fewest and most replicas of a deployment."""
+    """Fewest and most replicas of a deployment; the most outside of a rolling change."""
     following: AutoscalingSettings | None = scaled.autoscaling
     if following is not None:
         return following.min_replicas, following.max_replicas
@@ -36,15 +37,19 @@ def replica_bounds(scaled: TargetSettings | DraftSettings | RouterSettings) -> t
 
 
 def resources_needed(settings: Settings) -> Resources:
-    """What the deployment takes at its largest."""
+    """What the deployment takes at its largest, in the middle of a rolling change."""
     target, draft, router = settings.target, settings.active_draft, settings.router
-    _, targets = replica_bounds(target)
-    _, routers = replica_bounds(router)
+    targets, routers = _most(target), _most(router)
     cpus = routers * router.num_cpus
     cpus += targets * (FRONT_CPUS + target.tensor_parallel_size * target.cpus_per_rank)
     gpus = targets * target.tensor_parallel_size * target.gpus_per_rank
     if draft is not None:
-        _, drafts = replica_bounds(draft)
+        drafts = _most(draft)
         cpus += drafts * draft.num_cpus
         gpus += drafts * draft.num_gpus
     return Resources(cpus=cpus, gpus=gpus)
+
+
+def _most(scaled: TargetSettings | DraftSettings | RouterSettings) -> int:
+    _, most = replica_bounds(scaled)
+    return most + math.ceil(most * scaled.max_surge_percent / 100)

@@ -119,13 +119,19 @@ class PrimaryRank:
         if self._host is None:
             return RankPulse()
         self._stall.check(self._host.heartbeat)
-        status = self._host.status
-        return RankPulse(running=status.running, waiting=status.waiting)
+        return RankPulse(load=self._host.load)
 
     def set_drafts(self, addresses: Sequence[str]) -> None:
         """The drafts to choose from, in order of preference."""
         if self._transport is not None:
             self._transport.set_addresses(addresses)
+
+    async def drain(self) -> None:
+        """Take no more sequences, and return when those that run have ended. The caller bounds the wait."""
+        if self._host is not None:
+            drained = asyncio.Event()
+            self._host.drain(partial(self._set_from_thread, drained))
+            await drained.wait()
 
     async def leave(self, cause: str) -> None:
         """Tell every router why this engine ends, and stop serving. Bounded in time."""
@@ -134,6 +140,9 @@ class PrimaryRank:
         if self._server is not None:
             # The grace lets the failure reach the routers before their streams are cut.
             await self._server.stop(_STOP_S)
+
+    def _set_from_thread(self, event: asyncio.Event) -> None:
+        self._loop.call_soon_threadsafe(event.set)
 
     def _from_thread(self, cause: str) -> None:
         self._loop.call_soon_threadsafe(self._note_failure, cause)

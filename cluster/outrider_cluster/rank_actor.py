@@ -52,6 +52,10 @@ class PrimaryRankActor:
         """The drafts to choose from."""
         self._rank().set_drafts(addresses)
 
+    async def drain(self) -> None:
+        """Finish what runs and take no more."""
+        await self._rank().drain()
+
     async def leave(self, cause: str) -> None:
         """Tell the routers why the engine ends."""
         await self._rank().leave(cause)

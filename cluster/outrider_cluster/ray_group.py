@@ -73,6 +73,10 @@ class RayRankGroup:
         """Tell rank 0 which drafts there are."""
         await self._call(0, "set_drafts", list(addresses))
 
+    async def drain(self) -> None:
+        """Return when rank 0 has finished its sequences and takes no more. Raises `EngineUnavailable`."""
+        await self._call(0, "drain")
+
     async def close(self, cause: str) -> None:
         """Let rank 0 tell the routers, then kill every actor."""
         try:

@@ -13,6 +13,7 @@ from outrider_cluster.app import APPLICATION, ROUTER, TARGET
 from outrider_cluster.codec import check_draft_vocabulary
 from outrider_cluster.data_plane import ReplicaView
 from outrider_cluster.deploying import Deployer
+from outrider_cluster.live import Change
 from outrider_cluster.ray_group import reason_of
 from outrider_cluster.ray_runtime import Ingress, running_serve
 from outrider_cluster.settings import Environment, Settings
@@ -35,8 +36,8 @@ class Service:
     """A deployment that serves."""
 
     ingress: Ingress
-    update: Callable[[Settings], None]
-    """Apply changed settings while it runs: see `Deployer.update`."""
+    update: Callable[[Settings], Change]
+    """Apply changed settings while it runs: see `Deployer.update`. Raises `CompatibilityError` as well."""
 
 
 @contextlib.contextmanager
@@ -57,7 +58,12 @@ def running_service(settings: Settings, progress: Progress, signals: StopSignals
                 _wait_for_engine(progress)
             except RayError as error:
                 raise EngineUnavailable(reason_of(error)) from error
-            yield Service(ingress=ingress, update=deployer.update)
+
+            def update(settings: Settings) -> Change:
+                check_draft_vocabulary(settings, Environment.read(), progress)
+                return deployer.update(settings)
+
+            yield Service(ingress=ingress, update=update)
         except SystemError as error:
             # What Ray makes of a stop that arrives while it waits for an object.
             if isinstance(error.__cause__, StopRequested):

@@ -13,11 +13,14 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from outrider.core.errors import EngineUnavailable
 from outrider.router.timing import LoopTime
 from outrider.target.supervision import GroupPhase, GroupView, Supervisor
-from outrider_cluster.assembly import supervision_policy
+from outrider.telemetry.front_metrics import FrontMetrics
+from outrider_cluster.assembly import load_targets, supervision_policy
 from outrider_cluster.data_plane import EngineIdentity, RankPulse, ReplicaView
 from outrider_cluster.directory import ServeDirectory, in_order_of_preference
 from outrider_cluster.live import fixed_difference
 from outrider_cluster.ray_group import RayRankGroup
+from outrider_cluster.ray_metrics import RayMetricSink
+from outrider_cluster.scaling import DEMAND
 from outrider_cluster.settings import Settings
 
 __all__ = ["TargetFront"]
@@ -26,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 _FAILURES_BEFORE_UNHEALTHY = 5
 """Rebuilding here has not helped so often in a row: Serve may try another place."""
+_LOOK_AROUND_S = 1.0
+"""How long a new replica looks for others. Before the very first replica of all Serve does not answer."""
 
 
 class TargetFront:
@@ -38,6 +43,8 @@ class TargetFront:
         self._settings: Settings | None = None
         self._supervisor: Supervisor | None = None
         self._group: RayRankGroup | None = None
+        self._sink = RayMetricSink()
+        self._metrics: FrontMetrics | None = None
         self._pulse = RankPulse()
         self._epochs = 0
         self._failures = 0
@@ -48,19 +55,25 @@ class TargetFront:
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take settings over. The ranks are rebuilt when anything changes that they were built from.
 
-        The routers pass on what changes live.
+        The routers pass on what changes live, the drafts replace themselves. A replica that joins others
+        which serve counts as running only when it serves too, or has failed: a rolling change must not
+        end an engine for one that still loads.
         """
         settings = Settings.model_validate(user_config)
         before, self._settings = self._settings, settings
         if before is not None and fixed_difference(before, settings) is None:
             return
         await self._stop()
+        labels = {"model_name": settings.model.public_name, "engine": self._replica_id}
+        self._metrics = FrontMetrics(self._sink, labels)
         self._supervisor = Supervisor(
             self._make_group, supervision_policy(settings), LoopTime(), on_change=self._on_change
         )
         self._supervising = asyncio.create_task(self._supervisor.run(), name="supervisor")
         if self._drafts is not None:
             self._telling = asyncio.create_task(self._tell_drafts(self._drafts), name="draft-directory")
+        if before is None and await self._others_serve():
+            await self._started(settings.target.timeouts.start_s)
 
     async def describe(self) -> ReplicaView:
         """What the directory says about this replica."""
@@ -92,12 +105,37 @@ class TargetFront:
             raise EngineUnavailable(f"{self._failures} failures in a row; the last one: {view.problem}")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Load for the autoscaling policy: sequences over places."""
-        places = self._settings.target.max_num_seqs if self._settings else 1
-        return {"load": (self._pulse.running + self._pulse.waiting) / places}
+        """Demand for the autoscaling policy: replicas that the present work asks for."""
+        if self._settings is None:
+            return {}
+        return {DEMAND: load_targets(self._settings.target).demand(self._pulse.load)}
 
     async def __del__(self) -> None:
+        """Serve has taken this replica out and waits, for `graceful_shutdown_s` at most."""
+        view = self._view()
+        if self._group is not None and view is not None and view.ready:
+            try:
+                await self._group.drain()
+            except EngineUnavailable as error:
+                _log.warning("not drained: %s", error)
         await self._stop()
+
+    async def _others_serve(self) -> bool:
+        here = serve.get_replica_context()
+        replicas: DeploymentHandle[Any] = serve.get_deployment_handle(here.deployment, here.app_name)
+        directory = ServeDirectory(replicas, timeout_s=_LOOK_AROUND_S, clock=LoopTime())
+        try:
+            return any(one.replica_id != self._replica_id for one in await directory.endpoints())
+        except TimeoutError:
+            return False
+
+    async def _started(self, timeout_s: float) -> None:
+        """Return when the engine serves, has failed or has had its time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not (view := await self.describe()).ready and not view.failures_in_a_row:
+                    self._changed.clear()
+                    await self._changed.wait()
 
     def _view(self) -> GroupView | None:
         return self._supervisor.view if self._supervisor is not None else None
@@ -120,6 +158,8 @@ class TargetFront:
             self._failures += 1
         elif view.ready:
             self._failures = 0
+        if self._metrics is not None:
+            _publish(view.phase, self._metrics)
         self._pulse = RankPulse()
         self._changed.set()
 
@@ -150,3 +190,13 @@ class TargetFront:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _publish(phase: GroupPhase, metrics: FrontMetrics) -> None:
+    calls = {
+        GroupPhase.STARTING: metrics.starting,
+        GroupPhase.READY: metrics.ready,
+        GroupPhase.FAILED: metrics.failed,
+        GroupPhase.CLOSED: metrics.closed,
+    }
+    calls[phase]()

@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+_DONE = {
+    "none": "nothing has changed",
+    "live": "live, within one engine step",
+    "draft": "the draft is being replaced; targets decode plainly until it serves",
+    "rolling": "replicas are being replaced one after another",
+}
+
 
 def serve(
     config: Annotated[
         Path | None, typer.Argument(help="Configuration file; without one, the embedded laptop configuration.")
     ] = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. SIGHUP reads the file again and applies what can change live.
+    """Serve until SIGINT or SIGTERM. SIGHUP reads the file again and applies it without a break.
 
     Prints one line on standard output once an engine serves: ready grpc=HOST:PORT
     """
@@ -45,8 +52,8 @@ def serve(
 def _reload(config: Path | None, service: "Service") -> None:
     """Apply the file as it is now. A file that cannot be applied changes nothing."""
     try:
-        service.update(default_settings() if config is None else load_settings(config))
+        change = service.update(default_settings() if config is None else load_settings(config))
     except OutriderError as error:
         messages.print(f"not applied: {error}", style="red", markup=False, soft_wrap=True)
     else:
-        progress("applied the configuration anew")
+        progress(f"applied the configuration anew: {_DONE[change.value]}")

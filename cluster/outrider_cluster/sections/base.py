@@ -33,8 +33,18 @@ class AutoscalingSettings(Section):
     target_load: PositiveFloat = 0.7
     """Wanted load per replica: running and waiting sequences over `max_num_seqs` for targets,
     open requests over `max_running_requests` for routers, engines per draft for drafts."""
+    target_kv_usage: float = Field(default=0.8, gt=0, le=1)
+    """Targets: wanted share of KV blocks in use, where that is scarcer than seats."""
+    target_queue_s: PositiveFloat = 2.0
+    """Targets: longest wanted wait for a seat."""
     upscale_delay_s: NonNegativeFloat = 10.0
+    """More replicas must have been wanted for this long. The speculation gate does not wait for it."""
     downscale_delay_s: NonNegativeFloat = 300.0
+    """Fewer replicas must have been wanted for this long."""
+    measure_interval_s: PositiveFloat = 5.0
+    """How often replicas report their load."""
+    look_back_s: PositiveFloat = 15.0
+    """The load is the mean over this long."""
 
     @validator(mode="after")
     def _ordered(self) -> "AutoscalingSettings":
@@ -48,6 +58,9 @@ class Scaled(Section):
 
     num_replicas: PositiveInt | None = None
     """Fixed number of replicas; default: 1."""
+    max_surge_percent: int = Field(default=0, ge=0, le=100)
+    """Replicas, in percent and rounded up, that a rolling change may start before it ends old ones. 0:
+    a replica ends before its successor starts, as it has to where every GPU is taken."""
     autoscaling: AutoscalingSettings | None = None
     """Set: the number of replicas follows the load between its bounds."""
     node_labels: dict[LabelWord, LabelWord] = Field(default_factory=dict)

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from outrider.core.dispatch import (
     EngineHello,
@@ -18,6 +19,7 @@ from outrider.core.dispatch import (
     UpdateGate,
 )
 from outrider.core.errors import EngineUnavailable, OutriderError, Overloaded
+from outrider.core.load import EngineLoad
 from outrider.core.mailbox import Mailbox
 from outrider.core.ports import EngineSession
 from outrider.target.admission import SequenceFactory
@@ -31,8 +33,27 @@ _COMMANDS_LIMIT = 8192
 _IDLE_S = 1.0  # how often an idle engine looks at its draft link
 _RETRY_AFTER_S = 1.0
 _STEPS_PER_SNAPSHOT = 16
+_NOTICE_S = 1.0  # what routers have sent by then they sent before they heard that the engine leaves
+_NO_SESSION = 0
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drain:
+    """A command of the engine's own process."""
+
+    on_drained: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leaving:
+    """An engine that takes no more."""
+
+    on_drained: Callable[[], None]
+    heard_by: float
+    """On the engine's clock: when every router has heard of it."""
+    over: bool = False
 
 
 class EngineHost:
@@ -53,8 +74,10 @@ class EngineHost:
         self._board = board
         self._sequences = sequences
         self._on_failure = on_failure
-        self._inbox: Mailbox[tuple[int, RouterCommand | None]] = Mailbox(_COMMANDS_LIMIT)
+        self._inbox: Mailbox[tuple[int, RouterCommand | _Drain | None]] = Mailbox(_COMMANDS_LIMIT)
+        self._leaving: _Leaving | None = None
         self._status = self._make_status()
+        self._load = loop.load()
         self._beats = 0
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
 
@@ -67,6 +90,11 @@ class EngineHost:
     def status(self) -> EngineStatus:
         """The latest snapshot, at most about a second old while the engine runs. Any thread."""
         return self._status
+
+    @property
+    def load(self) -> EngineLoad:
+        """The latest load, as old as `status`. Any thread."""
+        return self._load
 
     @property
     def heartbeat(self) -> int:
@@ -82,6 +110,14 @@ class EngineHost:
         self._inbox.close()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+
+    def drain(self, on_drained: Callable[[], None]) -> None:
+        """Finish what runs and ask the routers, at once, for nothing more. Any thread; the first call counts.
+
+        What they send before they have heard of it runs like the rest. `on_drained` is called once, on the
+        engine thread, when nothing is left; the engine goes on serving until it is stopped.
+        """
+        self._inbox.put_always((_NO_SESSION, _Drain(on_drained)))
 
     def fail(self, cause: str) -> None:
         """End every session with this cause, at once and from any thread.
@@ -116,8 +152,9 @@ class EngineHost:
                 else:
                     self._loop.proposers.poll()
                 self._beats += 1
+                self._finish_leaving()
                 if not busy or self._beats % _STEPS_PER_SNAPSHOT == 0:
-                    self._status = self._make_status()
+                    self._status, self._load = self._make_status(), self._loop.load()
             cause = "the engine was stopped"
         except EngineUnavailable as error:
             cause = error.cause
@@ -136,8 +173,10 @@ class EngineHost:
             self._on_failure(cause)
         self._loop.proposers.close()
 
-    def _apply(self, session_id: int, command: RouterCommand | None) -> None:
+    def _apply(self, session_id: int, command: "RouterCommand | _Drain | None") -> None:
         match command:
+            case _Drain():
+                self._leave_service(command.on_drained)
             case SequenceSubmit():
                 self._open(session_id, command)
             case SequenceAbort():
@@ -172,5 +211,23 @@ class EngineHost:
     def _find(self, stream: StreamId) -> RunningSequence | None:
         return next((one for one in self._loop.scheduler.all() if one.stream == stream), None)
 
+    def _leave_service(self, on_drained: Callable[[], None]) -> None:
+        if self._leaving is None:
+            self._leaving = _Leaving(on_drained=on_drained, heard_by=self._loop.now() + _NOTICE_S)
+            self._status = self._make_status()
+            self._board.emit_to_all([EngineReport(status=self._status)])
+            _log.info("engine is leaving", extra={"running": self._status.running, "waiting": self._status.waiting})
+
+    def _finish_leaving(self) -> None:
+        leaving = self._leaving
+        if leaving is None or leaving.over or self._loop.scheduler.has_work or self._loop.now() < leaving.heard_by:
+            return
+        self._leaving = replace(leaving, over=True)
+        leaving.on_drained()
+
     def _make_status(self) -> EngineStatus:
-        return self._loop.status(self._hello.engine_id)
+        status = self._loop.status(self._hello.engine_id)
+        if self._leaving is None:
+            return status
+        left = status.running + status.waiting
+        return replace(status, ready=False, problem=f"is leaving: finishes {left} sequences, takes no more")

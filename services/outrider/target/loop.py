@@ -11,6 +11,7 @@ from outrider.core.dispatch import (
     SequenceErrorCode,
     SequenceFailure,
 )
+from outrider.core.load import EngineLoad
 from outrider.core.ports import Clock
 from outrider.core.proposal import Proposal
 from outrider.target.counters import EngineCounters
@@ -144,6 +145,20 @@ class EngineLoop:
         self.counters.count_end(failed=failure is not None)
         self._spans.sequence_ended(running.sequence.request, end)
         return end
+
+    def now(self) -> float:
+        """Seconds on the engine's clock."""
+        return self._clock.now()
+
+    def load(self) -> EngineLoad:
+        """The load that the gate reacts to and the autoscaler hears of."""
+        oldest = self.scheduler.oldest_arrival
+        return EngineLoad(
+            running=len(self.scheduler.running),
+            waiting=self.scheduler.num_waiting,
+            kv_usage=self.scheduler.kv_usage,
+            queue_s=0.0 if oldest is None else max(0.0, self._clock.now() - oldest),
+        )
 
     def status(self, engine_id: str) -> EngineStatus:
         """A snapshot for routers and operators."""

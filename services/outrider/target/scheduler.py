@@ -74,6 +74,12 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def oldest_arrival(self) -> float | None:
+        """When the sequence arrived that has waited longest for its first admission; None: nobody waits."""
+        waiting = [one.arrived_at for one in self._waiting if one.admitted_at is None]
+        return min(waiting, default=None)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._running or self._waiting)

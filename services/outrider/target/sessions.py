@@ -44,6 +44,13 @@ class SessionBoard:
         if outbox is not None and not outbox.put(events):
             outbox.close()
 
+    def emit_to_all(self, events: Sequence[EngineEvent]) -> None:
+        """Hand events to every router."""
+        with self._lock:
+            session_ids = list(self._outboxes)
+        for session_id in session_ids:
+            self.emit(session_id, events)
+
     def remove(self, session_id: int) -> None:
         """Forget a session."""
         with self._lock:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from outrider_cluster.assembly import gate_settings, router_limits
-from outrider_cluster.live import LIVE_FIELDS, fixed_difference
-from outrider_cluster.sections import RouterSettings, SpeculationSettings
+from outrider_cluster.live import DRAFT_FIELDS, LIVE_FIELDS, Change, change_between, fixed_difference
+from outrider_cluster.sections import DraftSettings, RouterSettings, SpeculationSettings
 from outrider_cluster.settings import Settings, default_settings
 
 OTHER: dict[str, Any] = {
@@ -43,24 +43,52 @@ def test_every_live_field_reaches_what_the_router_applies(section: str, name: st
 
 
 @pytest.mark.parametrize(
-    ("section", "fields", "named"),
+    ("section", "fields", "change", "named"),
     [
-        ("model", {"max_model_len": 1024}, "model"),
-        ("target", {"max_num_seqs": 4}, "target"),
-        ("draft", {"enabled": False}, "draft"),
-        ("speculation", {"max_draft_wait_ms": 1.0}, "speculation.max_draft_wait_ms"),
-        ("speculation", {"ngram": {"enabled": True}}, "speculation.ngram"),
-        ("router", {"num_cpus": 1.0}, "router.num_cpus"),
+        ("model", {"max_model_len": 1024}, Change.ROLLING, "model.max_model_len"),
+        ("model", {"served_name": "other"}, Change.RESTART, "model.served_name"),
+        ("target", {"max_num_seqs": 4}, Change.ROLLING, "target.max_num_seqs"),
+        ("draft", {"enabled": False}, Change.ROLLING, "draft.enabled"),
+        ("draft", {"num_cpus": 2.0}, Change.ROLLING, "draft.num_cpus"),
+        ("draft", {"model": "other"}, Change.DRAFT, "draft.model"),
+        ("speculation", {"max_draft_wait_ms": 1.0}, Change.ROLLING, "speculation.max_draft_wait_ms"),
+        ("speculation", {"ngram": {"enabled": True}}, Change.ROLLING, "speculation.ngram"),
+        ("speculation", {"preference": "off"}, Change.LIVE, "speculation.preference"),
+        ("router", {"num_cpus": 1.0}, Change.ROLLING, "router.num_cpus"),
+        ("ray", {"graceful_shutdown_s": 3.0}, Change.RESTART, "ray.graceful_shutdown_s"),
+        ("grpc", {"port": 9001}, Change.RESTART, "grpc.port"),
     ],
 )
-def test_what_was_built_in_takes_a_restart(section: str, fields: dict[str, Any], named: str) -> None:
-    assert fixed_difference(default_settings(), changed(section, **fields)) == named
+def test_every_change_says_what_it_takes(section: str, fields: dict[str, Any], change: Change, named: str) -> None:
+    assert change_between(default_settings(), changed(section, **fields)) == (change, named)
+
+
+def test_the_most_that_any_field_takes_counts() -> None:
+    values = changed("speculation", preference="off").model_dump(mode="json")
+    values["draft"]["model"] = "other"
+    assert change_between(default_settings(), Settings.model_validate(values)) == (Change.DRAFT, "draft.model")
+    values["target"]["max_num_seqs"] = 4
+    assert change_between(default_settings(), Settings.model_validate(values)) == (
+        Change.ROLLING,
+        "target.max_num_seqs",
+    )
+
+
+def test_without_a_draft_section_the_draft_as_a_whole_is_new() -> None:
+    values = default_settings().model_dump(mode="json")
+    del values["draft"]
+    assert change_between(Settings.model_validate(values), default_settings()) == (Change.ROLLING, "draft")
+
+
+def test_another_draft_leaves_the_targets_alone() -> None:
+    assert fixed_difference(default_settings(), changed("draft", model="other")) is None
 
 
 def test_equal_settings_differ_in_nothing() -> None:
-    assert fixed_difference(default_settings(), default_settings()) is None
+    assert change_between(default_settings(), default_settings()) == (Change.NONE, "")
 
 
 def test_live_fields_exist() -> None:
     assert LIVE_FIELDS["speculation"] <= set(SpeculationSettings.model_fields)
     assert LIVE_FIELDS["router"] <= set(RouterSettings.model_fields)
+    assert DRAFT_FIELDS["draft"] <= set(DraftSettings.model_fields)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from outrider_cluster.placement import rank_bundles, replica_bounds, resources_needed
 from outrider_cluster.settings import default_settings, load_settings
 
@@ -21,7 +23,8 @@ def test_resources_are_those_of_the_largest_deployment() -> None:
 def test_the_laptop_needs_no_gpu() -> None:
     needs = resources_needed(default_settings())
     assert needs.gpus == 0
-    assert needs.cpus == 2 * 1 + 1 + 0.1 + 0.1
+    # Ranks, draft, front, router, and a second router while a change rolls.
+    assert needs.cpus == pytest.approx(2 * 1 + 1 + 0.1 + 0.1 + 0.1)
 
 
 def test_bounds_are_one_without_a_word() -> None:

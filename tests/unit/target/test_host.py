@@ -1,5 +1,7 @@
 """The engine in its own thread: sessions, failures, and nothing left behind."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -18,6 +20,7 @@ from outrider.core.dispatch import (
     UpdateGate,
 )
 from outrider.core.errors import EngineUnavailable, Overloaded
+from outrider.core.load import EngineLoad
 from outrider.core.policy import GateSettings
 from outrider.core.ports import EngineSession
 from outrider.core.sequence import FinishReason
@@ -192,3 +195,49 @@ async def test_a_full_queue_takes_all_of_a_message_or_nothing(make_host) -> None
     assert {type(one) for one in events} == {EngineReport}
     session.send([SequenceSubmit(stream_key=4, request=request(max_tokens=3))])
     assert {one.stream_key for one in await until_ends(session, 1) if isinstance(one, SequenceDelta)} == {4}
+
+
+async def test_a_leaving_engine_says_so_at_once_and_finishes_what_it_has(
+    make_host: Callable[..., tuple[EngineHost, BreakableEngine, list[str]]],
+) -> None:
+    host, _, _ = make_host()
+    session, drained = host.connect("r1"), threading.Event()
+    session.send([SequenceSubmit(stream_key=1, request=request(max_tokens=400))])
+    await session.receive()
+    host.drain(drained.set)
+    events = await until_ends(session, 1)
+    (report,) = [one for one in events if isinstance(one, EngineReport)]
+    assert not report.status.ready
+    assert "leaving" in report.status.problem
+    assert [one.finish.reason for one in events if isinstance(one, SequenceEnd) and one.finish] == [FinishReason.LENGTH]
+    assert await asyncio.to_thread(drained.wait, 20)
+    assert not host.status.ready
+
+
+async def test_what_was_sent_before_the_router_heard_of_it_runs_too(
+    make_host: Callable[..., tuple[EngineHost, BreakableEngine, list[str]]],
+) -> None:
+    host, _, _ = make_host(start=False)
+    session, drained = host.connect("r1"), threading.Event()
+    host.drain(drained.set)
+    host.drain(lambda: pytest.fail("the first call counts"))
+    session.send([SequenceSubmit(stream_key=1, request=request(max_tokens=4))])
+    host.start()
+    (end,) = [one for one in await until_ends(session, 1) if isinstance(one, SequenceEnd)]
+    assert end.failure is None
+    assert await asyncio.to_thread(drained.wait, 20)
+
+
+def test_the_load_counts_seats_kv_and_the_longest_wait() -> None:
+    engine = LocalEngine(config=TargetConfig(max_num_seqs=2))
+    for _ in range(3):
+        engine.submit(request(max_tokens=50))
+    engine.step()
+    engine.clock.advance(2.5)
+    load = engine.loop.load()
+    assert (load.running, load.waiting, load.idle) == (2, 1, False)
+    assert load.kv_usage > 0
+    assert load.queue_s == pytest.approx(2.5)
+    while engine.loop.scheduler.has_work:
+        engine.step()
+    assert engine.loop.load() == EngineLoad()
