@@ -9,6 +9,7 @@ import math
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray import serve
@@ -40,6 +41,8 @@ class Ingress:
 
     grpc_address: str
     http_address: str
+    metrics_addresses: tuple[str, ...] = ()
+    """Prometheus ports of the nodes that were there at the start."""
 
 
 @contextlib.contextmanager
@@ -61,7 +64,11 @@ def running_serve(settings: Settings, signals: StopSignals | None = None) -> Ite
             grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=list(SERVICER_FUNCTIONS)),
         )
         host = _LOOPBACK if local else own_address()
-        yield Ingress(grpc_address=f"{host}:{grpc_port}", http_address=f"{host}:{http_port}")
+        yield Ingress(
+            grpc_address=f"{host}:{grpc_port}",
+            http_address=f"{host}:{http_port}",
+            metrics_addresses=_metrics_addresses(),
+        )
 
 
 @contextlib.contextmanager
@@ -86,7 +93,13 @@ def _init(settings: Settings) -> None:
         include_dashboard=options.dashboard,
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
+        _metrics_export_port=options.metrics_port or None,
     )
+
+
+def _metrics_addresses() -> tuple[str, ...]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return tuple(f"{one['NodeManagerAddress']}:{one['MetricsExportPort']}" for one in nodes if one["Alive"])
 
 
 @contextlib.contextmanager

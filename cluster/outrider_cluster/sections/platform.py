@@ -21,6 +21,8 @@ class RaySettings(Section):
     """Logical GPUs of a cluster that is started here; default: what Ray finds."""
     dashboard: bool = False
     """Serve Ray's dashboard on the loopback."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Prometheus port of a cluster that is started here; 0 takes a free one, which `outrider serve` names."""
     health_check_period_s: PositiveFloat = 2.0
     """How often Serve asks every replica."""
     health_check_timeout_s: PositiveFloat = 10.0

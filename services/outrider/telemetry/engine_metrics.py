@@ -66,7 +66,6 @@ class EngineMetrics:
         restarted = any(value < before.get(series, 0.0) for series, value in totals.items() if series.of_engine)
         if life != self._baseline.life or restarted:
             self._baseline = _Baseline(life=life)
-            self._sink.add(metrics.ENGINE_STARTS, 1, self._labels)
         for series, value in totals.items():
             published = self._baseline.totals.get(series, 0.0)
             # Only the links' total can go down here: a link was replaced and counts from 0.
@@ -76,11 +75,12 @@ class EngineMetrics:
         self._set_gauges(status)
 
     def _set_gauges(self, status: EngineStatus) -> None:
-        self._set(metrics.READY, status.ready)
         self._set(metrics.RUNNING, status.running)
         self._set(metrics.WAITING, status.waiting)
         self._set(metrics.KV_USAGE, status.kv_usage)
         self._count_switch(status.mode is not SpeculationMode.OFF)
+        if status.estimated_speedup is not None:
+            self._set(metrics.ESTIMATED_SPEEDUP, status.estimated_speedup)
         for mode in SpeculationMode:
             self._set(metrics.SPECULATION_MODE, mode is status.mode, mode=mode.value)
         for reason in SpeculationReason:

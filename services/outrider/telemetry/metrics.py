@@ -47,9 +47,11 @@ __all__ = [
     "DRAFT_STEP_SECONDS",
     "DRAFT_TOTALS",
     "ENGINE_CONNECTS",
+    "ENGINE_FAILURES",
     "ENGINE_LABELS",
     "ENGINE_LOSSES",
     "ENGINE_STARTS",
+    "ESTIMATED_SPEEDUP",
     "FORWARD_ROWS",
     "KV_USAGE",
     "NUM_ACCEPTED_PER_POS",
@@ -201,7 +203,8 @@ PREFIX_CACHE_QUERIED = _engine_counter("outrider_prefix_cache_queried_tokens", "
 PREFIX_CACHE_HITS = _engine_counter("outrider_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.")
 SEQUENCES_FINISHED = _engine_counter("outrider_engine_sequences_finished", "Sequences that finished or were aborted.")
 SEQUENCES_FAILED = _engine_counter("outrider_engine_sequences_failed", "Sequences that ended with an error.")
-ENGINE_STARTS = _engine_counter("outrider_engine_starts", "Engines seen under this name: 1 + rebuilds.")
+ENGINE_STARTS = _engine_counter("outrider_engine_starts", "Groups of ranks that were started: 1 + rebuilds.")
+ENGINE_FAILURES = _engine_counter("outrider_engine_failures", "Groups of ranks that failed, at the start or later.")
 RUNNING = _engine_gauge("outrider_engine_sequences_running", "Sequences in the batch.")
 WAITING = _engine_gauge("outrider_engine_sequences_waiting", "Sequences that wait for admission.")
 KV_USAGE = _engine_gauge("outrider_engine_kv_usage_ratio", "Share of KV blocks in use, 0 to 1.")
@@ -209,6 +212,9 @@ READY = _engine_gauge("outrider_engine_ready", "1 while the engine serves, 0 whi
 SPECULATION_MODE = _engine_gauge("outrider_engine_speculation_mode", "1 for the mode in force, else 0.", "mode")
 SPECULATION_REASON = _engine_gauge(
     "outrider_engine_speculation_reason", "1 for the reason of the mode in force, else 0.", "reason"
+)
+ESTIMATED_SPEEDUP = _engine_gauge(
+    "outrider_engine_estimated_speedup_ratio", "Last estimate of the speed relative to plain decoding."
 )
 DRAFT_CONNECTED = _engine_gauge("outrider_draft_link_connected", "1 while the link to this draft is up.", "draft")
 DRAFT_LOSSES = _engine_counter("outrider_draft_link_losses", "Times that a link to a draft broke.")
@@ -269,13 +275,13 @@ REQUEST_DURATION = _seconds(
     "outcome",
 )
 QUEUE_TIME = _seconds(
-    "outrider_request_queue_time",
+    "outrider_request_queue_seconds",
     "Arrival at the engine to admission into the batch, of each finished choice",
     (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
     "traffic_class",
 )
 PREFILL_TIME = _seconds(
-    "outrider_request_prefill_time",
+    "outrider_request_prefill_seconds",
     "Admission to the end of the prefill, of each finished choice",
     (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
     "traffic_class",

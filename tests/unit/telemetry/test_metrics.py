@@ -136,7 +136,6 @@ class TestEngineMetrics:
         publisher.publish(STATUS)
         assert sink.value(metrics.NUM_ACCEPTED_TOKENS, LABELS) == 15
         assert sink.value(metrics.STEP_SECONDS, {**LABELS, "phase": "verify"}) == 1.5
-        assert sink.value(metrics.ENGINE_STARTS, LABELS) == 1
 
     def test_growth_is_added(self) -> None:
         sink = InMemorySink()
@@ -163,7 +162,6 @@ class TestEngineMetrics:
         publisher.publish(EngineStatus(engine_id=engine_id, ready=True, totals=further), engine_epoch=epoch)
         assert sink.value(metrics.NUM_ACCEPTED_TOKENS, LABELS) == 15 + 40
         assert sink.value(metrics.NUM_STEPS, LABELS) == 10 + 100
-        assert sink.value(metrics.ENGINE_STARTS, LABELS) == 2
 
     def test_a_total_that_went_down_is_a_new_engine_for_all_totals(self) -> None:
         sink = InMemorySink()
@@ -192,10 +190,15 @@ class TestEngineMetrics:
     def test_load_gauges(self) -> None:
         sink = InMemorySink()
         EngineMetrics(sink, LABELS).publish(replace(STATUS, running=3, waiting=2, kv_usage=0.5))
-        values = [
-            sink.value(one, LABELS) for one in (metrics.RUNNING, metrics.WAITING, metrics.KV_USAGE, metrics.READY)
-        ]
-        assert values == [3, 2, 0.5, 1]
+        assert [sink.value(one, LABELS) for one in (metrics.RUNNING, metrics.WAITING, metrics.KV_USAGE)] == [3, 2, 0.5]
+
+    def test_an_estimate_shows_once_there_is_one(self) -> None:
+        sink = InMemorySink()
+        publisher = EngineMetrics(sink, LABELS)
+        publisher.publish(STATUS)
+        assert sink.label_sets(metrics.ESTIMATED_SPEEDUP) == []
+        publisher.publish(replace(STATUS, estimated_speedup=1.8))
+        assert sink.value(metrics.ESTIMATED_SPEEDUP, LABELS) == 1.8
 
     def test_a_draft_that_left_is_not_connected_and_its_losses_never_go_down(self) -> None:
         sink = InMemorySink()
@@ -209,7 +212,6 @@ class TestEngineMetrics:
         publisher.publish(replace(STATUS, draft_links=(DraftLinkStatus(address="d:1", connected=True, losses=1),)))
         assert sink.value(metrics.DRAFT_CONNECTED, draft) == 1
         assert sink.value(metrics.DRAFT_LOSSES, LABELS) == 4
-        assert sink.value(metrics.ENGINE_STARTS, LABELS) == 1
 
     def test_a_link_shows_its_way_and_what_it_holds(self) -> None:
         sink = InMemorySink()
