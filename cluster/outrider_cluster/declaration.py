@@ -14,6 +14,7 @@ from outrider.core.errors import ConfigError
 from outrider_cluster.app import APPLICATION, user_configs
 from outrider_cluster.live import fixed_difference
 from outrider_cluster.ray_runtime import SERVICER_FUNCTIONS
+from outrider_cluster.scaling import application_policy
 from outrider_cluster.settings import Settings
 
 __all__ = ["as_rayservice_patch", "as_yaml", "declaration", "deployed_settings"]
@@ -34,6 +35,8 @@ def declaration(settings: Settings, *, deployed: Settings | None = None) -> dict
     fixed = None if deployed is None else fixed_difference(deployed, settings)
     if fixed is not None:
         raise ConfigError(f"{fixed}: a change here takes new replicas; declare it without the deployed one")
+    # A constant of the running version, like the arguments: another one would replace every replica.
+    scaling = application_policy(deployed or settings)
     return {
         "proxy_location": "EveryNode",
         "http_options": {"host": "0.0.0.0", "port": settings.http.port},
@@ -44,6 +47,7 @@ def declaration(settings: Settings, *, deployed: Settings | None = None) -> dict
                 "route_prefix": "/",
                 "import_path": _IMPORT_PATH,
                 "args": {"settings": _written(deployed or settings)},
+                **({} if scaling is None else {"autoscaling_policy": scaling}),
                 "deployments": [{"name": name, "user_config": _written(settings)} for name in user_configs(settings)],
             }
         ],
