@@ -50,6 +50,8 @@ def running_service(settings: Settings, progress: Progress, signals: StopSignals
     check_draft_vocabulary(settings, Environment.read(), progress)
     progress("starting Ray" if settings.ray.address is None else f"joining Ray at {settings.ray.address}")
     with running_serve(settings, signals) as ingress:
+        for address in ingress.metrics_addresses:
+            progress(f"metrics at http://{address}/metrics")
         progress("deploying")
         deployer = Deployer(settings)
         try:
