@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attention", "CudaGraphs", "DType", "EngineConfig", "EngineKind", "Quantization"]
 
-EngineKind = Literal["torch", "scripted", "emulated"]
+EngineKind = Literal["torch", "eagle3", "scripted", "emulated"]
 DType = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int4"]
 Attention = Literal["auto", "varlen", "gather"]
@@ -30,8 +30,13 @@ class EngineConfig:
     model: str
     """A packaged model's name, a model folder, or a hub id; unused by `scripted` and `emulated`."""
     kind: EngineKind = "torch"
-    """`torch` runs a model; `scripted` is the fake that one computes by hand; `emulated` takes
-    the time of hardware that is not there, and makes up its text."""
+    """`torch` runs a model; `eagle3` runs a draft head over the features of its target; `scripted` is
+    the fake that one computes by hand; `emulated` takes the time of hardware that is not there, and
+    makes up its text."""
+    head_of: str | None = None
+    """Of an `eagle3` engine: its target, as `model`; the head shares its embedding and tokenizer."""
+    feature_head: str | None = None
+    """Of a target: the EAGLE-3 head that its features are stored for, as `model`; None: for none."""
     scripted: "ScriptedConfig | None" = None
     """Sizes and formula of a `scripted` engine, which takes nothing else from here."""
     emulated: "EmulatedConfig | None" = None
@@ -74,7 +79,13 @@ class EngineConfig:
             raise ConfigError("kind, scripted: a scripted engine, and no other, needs its own section")
         if (self.kind == "emulated") != (self.emulated is not None):
             raise ConfigError("kind, emulated: an emulated engine, and no other, needs its own section")
-        if self.kind == "torch":
+        if (self.kind == "eagle3") != (self.head_of is not None):
+            raise ConfigError("kind, head_of: an eagle3 engine, and no other, is the head of a target")
+        if self.feature_head is not None and self.kind != "torch":
+            raise ConfigError(f"feature_head: an engine of kind {self.kind} has no features")
+        if self.kind == "eagle3":
+            self._check_eagle3()
+        if self.kind in ("torch", "eagle3"):
             self._check_torch()
 
     def _check_torch(self) -> None:
@@ -95,9 +106,15 @@ class EngineConfig:
         if self.attention == "varlen" or (self.attention == "auto" and self._pages_on_cuda):
             self._check_pages()
 
+    def _check_eagle3(self) -> None:
+        if self.quantization != "none" or self.tensor_parallel_size > 1:
+            raise ConfigError("kind: an eagle3 head runs in one process and is not quantised")
+        if self.attention == "varlen":
+            raise ConfigError("attention: an eagle3 head gathers its keys; set attention to gather or auto")
+
     @property
     def _pages_on_cuda(self) -> bool:
-        return self.device.startswith("cuda") and self.dtype != "float32"
+        return self.kind == "torch" and self.device.startswith("cuda") and self.dtype != "float32"
 
     def _check_pages(self) -> None:
         if not self._pages_on_cuda:

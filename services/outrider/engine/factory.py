@@ -31,6 +31,10 @@ def build_engine(config: EngineConfig, progress: Progress) -> ModelEngine:
         from outrider.engine.emulated.engine import EmulatedEngine
 
         return EmulatedEngine(config.emulated, WallClock())
+    if config.kind == "eagle3":
+        from outrider.engine.eagle3.build import build_eagle3
+
+        return build_eagle3(config, progress)
     if config.tensor_parallel_size > 1:
         raise ConfigError("tensor_parallel_size: above 1 every rank builds its own part; see engine.tensor_parallel")
     return _build_torch(config, progress)
@@ -40,6 +44,7 @@ def _build_torch(config: EngineConfig, progress: Progress) -> ModelEngine:
     import torch
 
     from outrider.engine.cuda_path import paged_options, use_device
+    from outrider.engine.eagle3.build import build_capture
     from outrider.engine.loading import load_causal_lm, load_config
     from outrider.engine.packing import pack_model, pack_model_int4
     from outrider.engine.shape import ModelShape
@@ -48,7 +53,8 @@ def _build_torch(config: EngineConfig, progress: Progress) -> ModelEngine:
     torch.set_num_threads(config.threads)
     folder = resolve(config.model, config.cache_dir, progress)
     dtype = torch_dtype(config)
-    shape = ModelShape.of_config(load_config(folder))
+    hf_config = load_config(folder)
+    shape = ModelShape.of_config(hf_config)
     # Before the weights are read: a setting that cannot work should say so at once.
     limits = limits_for(config, shape, dtype)
     model = load_causal_lm(folder, dtype)
@@ -58,7 +64,8 @@ def _build_torch(config: EngineConfig, progress: Progress) -> ModelEngine:
         pack_model_int4(model)
     else:
         pack_model(model)
-    return TorchEngine(model, shape, limits, paged_options(config, shape, limits, dtype, device))
+    features = build_capture(config, hf_config, limits, device=device, progress=progress)
+    return TorchEngine(model, shape, limits, paged_options(config, shape, limits, dtype, device), features)
 
 
 def torch_dtype(config: EngineConfig) -> "torch.dtype":

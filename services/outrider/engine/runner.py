@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from outrider.engine.attention import AttentionBatch, KVPool
 from outrider.engine.base import EngineLimits, ForwardBatch
+from outrider.engine.eagle3.capture import FeatureCapture
 from outrider.engine.paged_steps import PagedOptions, PagedSteps
 from outrider.engine.ragged import RowLayout, check_batch, ragged_batch
 from outrider.engine.shape import ModelShape
@@ -25,10 +26,22 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: PreTrainedModel, shape: ModelShape, limits: EngineLimits, paged: PagedOptions | None = None
+        self,
+        model: PreTrainedModel,
+        shape: ModelShape,
+        limits: EngineLimits,
+        paged: PagedOptions | None = None,
+        features: FeatureCapture | None = None,
     ) -> None:
-        """Allocate the KV pool. Without `paged`, attention gathers groups of slices."""
+        """Allocate the KV pool. Without `paged`, attention gathers groups of slices.
+
+        `features`: what the inputs of some layers are handed to, in every forward.
+        """
         self._decoder = model.get_decoder()
+        self.features = features
+        """Where the features of every row with KV are; None: they are not kept."""
+        if features is not None:
+            features.attach(self._decoder.layers)
         self._lm_head = model.get_output_embeddings()
         embedding: Tensor = cast("nn.Embedding", model.get_input_embeddings()).weight
         self._layout = RowLayout(
@@ -86,6 +99,8 @@ class ModelRunner:
         """Copy the KV of whole blocks, (source, destination) in order. Raises as `check_blocks`."""
         self.check_blocks(pairs)
         self._kv.copy_blocks(pairs)
+        if self.features is not None:
+            self.features.copy_blocks(pairs)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from outrider.engine.autotp import shard_model
 from outrider.engine.base import EngineLimits, ForwardBatch
 from outrider.engine.config import EngineConfig
 from outrider.engine.cuda_path import paged_options, use_device
+from outrider.engine.eagle3.build import build_capture
+from outrider.engine.eagle3.capture import FeatureCapture
 from outrider.engine.factory import limits_for, torch_dtype
 from outrider.engine.loading import load_causal_lm, load_config
 from outrider.engine.models.prepare import Progress
@@ -52,6 +54,11 @@ class TensorParallelEngine:
     def limits(self) -> EngineLimits:
         """What this engine can hold; on every rank the same."""
         return self._limits
+
+    @property
+    def features(self) -> FeatureCapture | None:
+        """Implements `engine.features.HasFeatures`. Rank 0 has whole rows: layers reduce what they give."""
+        return self._runner.features
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Run one ragged forward pass on all ranks: see `ModelEngine.forward`.
@@ -162,7 +169,8 @@ def _build_rank(
     torch.set_num_threads(config.threads)
     folder = resolve(config.model, config.cache_dir, progress)
     dtype = torch_dtype(config)
-    limits = limits_for(config, ModelShape.of_config(load_config(folder)), dtype)
+    hf_config = load_config(folder)
+    limits = limits_for(config, ModelShape.of_config(hf_config), dtype)
     model = load_causal_lm(folder, dtype)
     device = use_device(config.device)
     # The slow and fallible work comes first: whoever meets the others is nearly ready.
@@ -171,9 +179,12 @@ def _build_rank(
     shape = ModelShape.of_model(model)
     model.to(device=device)  # type: ignore[call-arg]
     pack_model(model)
+    features = None
+    if rendezvous.rank == 0:
+        features = build_capture(config, hf_config, limits, device=device, progress=progress)
     # Recording graphs at start-up already sums over the group: nobody may be late for it.
     group.wait_for_all()
-    runner = ModelRunner(model, shape, limits, paged_options(config, shape, limits, dtype, device))
+    runner = ModelRunner(model, shape, limits, paged_options(config, shape, limits, dtype, device), features)
     # Otherwise the first step would count a slower rank's preparation as its being late.
     group.wait_for_all()
     return runner, group, limits

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from outrider.core.errors import EngineUnavailable
 from outrider.engine.base import EngineLimits, ForwardBatch
+from outrider.engine.eagle3.capture import FeatureCapture
 from outrider.engine.paged_steps import PagedOptions
 from outrider.engine.runner import ModelRunner
 from outrider.engine.shape import ModelShape
@@ -18,16 +19,27 @@ class TorchEngine:
     """`ModelEngine` on one device. Implements the interface in `engine.base`."""
 
     def __init__(
-        self, model: PreTrainedModel, shape: ModelShape, limits: EngineLimits, paged: PagedOptions | None = None
+        self,
+        model: PreTrainedModel,
+        shape: ModelShape,
+        limits: EngineLimits,
+        paged: PagedOptions | None = None,
+        features: FeatureCapture | None = None,
     ) -> None:
-        """Take the model over, and allocate the whole KV pool; `paged` as in `ModelRunner`."""
+        """Take the model over, and allocate the whole KV pool; `paged` and `features` as in `ModelRunner`."""
         self._limits = limits
-        self._runner: ModelRunner | None = ModelRunner(model, shape, limits, paged)
+        self._features = features
+        self._runner: ModelRunner | None = ModelRunner(model, shape, limits, paged, features)
 
     @property
     def limits(self) -> EngineLimits:
         """What this engine can hold."""
         return self._limits
+
+    @property
+    def features(self) -> FeatureCapture | None:
+        """Implements `engine.features.HasFeatures`."""
+        return self._features
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Run one ragged forward pass: see `ModelEngine.forward`.
