@@ -28,15 +28,13 @@ class AcceptanceModel:
         self._rank_hits = [share * _PRIOR_WEIGHT for share in _PRIOR_SHARES]
         self._misses = _PRIOR_WEIGHT
 
-    def probability(self, rank: int, margin: float) -> float:
-        """Of the guess at `rank` (0 = first) where the first guess has this margin."""
+    def probabilities(self, margin: float, num_ranks: int) -> list[float]:
+        """Of the guesses at ranks 0 … num_ranks - 1 where the first guess has this margin."""
         bucket = bisect_right(_EDGES, margin)
         first = self._hits[bucket] / self._trials[bucket]
-        if rank == 0:
-            return first
-        if rank > len(self._rank_hits):
-            return 0.0
-        return (1.0 - first) * self._rank_hits[rank - 1] / self._misses
+        rest = (1.0 - first) / self._misses
+        behind = [rest * hits for hits in self._rank_hits[: num_ranks - 1]]
+        return [first, *behind, *[0.0] * (num_ranks - 1 - len(behind))]
 
     def learn(self, margin: float, rank: int | None) -> None:
         """The target's token was the guess at `rank`, or none of those kept (None)."""

@@ -20,7 +20,7 @@ from outrider.draft.outcomes import Guess, InFlight, Outcome, OutcomeBranch, lik
 from outrider.draft.residents import Residents
 from outrider.draft.sequence import DraftSequence
 from outrider.draft.timing import StepTimer
-from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine
+from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine, wait_of
 
 __all__ = ["AheadDrafter"]
 
@@ -56,6 +56,7 @@ class AheadDrafter:
         counters: DraftCounters,
     ) -> None:
         self._engine = engine
+        self._wait = wait_of(engine)
         self._residents = residents
         self._branches = branches
         self._config = config
@@ -75,12 +76,13 @@ class AheadDrafter:
             one.in_flight.done = True  # whatever happens, it is not tried again
         flights = self._guess(flights)
         poll()
-        planned = self._plan([one for one in flights if one.current])
+        flights = [one for one in flights if one.current]
+        planned = self._plan(flights)
         if planned:
             self._branches.draft(
                 [made.branch for _, made in planned],
                 num_valid_ids=min(flight.link.vocab_size for flight, _ in planned),
-                keep_wanted=lambda branches: self._keep(branches, planned, poll),
+                keep_wanted=lambda branches: self._keep(branches, flights, poll),
             )
         self._send(planned)
 
@@ -128,6 +130,8 @@ class AheadDrafter:
             )
             rows += [self._guess_row(sequence, text[: len(text) - wanted + 1 + row]) for row in range(wanted)]
         logits = self._engine.forward(ForwardBatch(slices=tuple(slices)))
+        if self._wait is not None:
+            self._wait()
         tokens = iter(propose(logits, rows, min(one.link.vocab_size for one in missing)))
         for forward, one in zip(slices, missing, strict=True):
             one.sequence.written.extend(forward.token_ids)
@@ -151,19 +155,26 @@ class AheadDrafter:
         """Choose the outcomes, within the budgets of rows and time, and fork their branches."""
         chosen: list[tuple[_Flight, Outcome]] = []
         for one in flights:
-            outcomes = likely_outcomes(one.in_flight, self._residents.model, one.sequence.eos_token_ids)
-            chosen += [(one, outcome) for outcome in outcomes[: one.in_flight.branch_budget]]
+            budget, model = one.in_flight.branch_budget, self._residents.model
+            chosen += [
+                (one, each) for each in likely_outcomes(one.in_flight, model, one.sequence.eos_token_ids, budget)
+            ]
         chosen.sort(key=lambda candidate: -candidate[1].probability)
-        del chosen[self._config.max_branch_rows :]
-        planned = []
-        for flight, outcome in chosen:
-            made = self._fork(flight, outcome)
+        planned: list[tuple[_Flight, OutcomeBranch]] = []
+        copies: list[tuple[int, int]] = []
+        for flight, outcome in chosen[: self._config.max_branch_rows]:
+            made = self._fork(flight, outcome, copies)
             if made is not None:
                 planned.append((flight, made))
+        if copies:
+            self._engine.copy_blocks(copies)
         return planned
 
-    def _fork(self, flight: _Flight, outcome: Outcome) -> OutcomeBranch | None:
-        """A branch with the sequence's KV up to the outcome's accepted length; None without room."""
+    def _fork(self, flight: _Flight, outcome: Outcome, copies: list[tuple[int, int]]) -> OutcomeBranch | None:
+        """A branch with the sequence's KV up to the outcome's accepted length; None without room.
+
+        Adds the blocks to copy before its first forward to `copies`.
+        """
         sequence, in_flight, kv = flight.sequence, flight.in_flight, self._residents.kv
         shared = in_flight.base_len + outcome.num_accepted
         k = min(in_flight.num_draft_tokens, self._engine.limits.max_model_len - shared)
@@ -171,7 +182,7 @@ class AheadDrafter:
         if k < 1 or len(sequence.written) < shared or not kv.can_fork(sequence.kv_key, shared, length):
             return None
         key = self._residents.new_kv_key()
-        self._engine.copy_blocks(kv.fork(sequence.kv_key, key, shared))
+        copies += kv.fork(sequence.kv_key, key, shared)
         kv.reserve(key, length)
         branch = sequence.new_branch(
             kv_key=key,
@@ -183,9 +194,7 @@ class AheadDrafter:
         in_flight.branches[outcome.num_accepted, outcome.next_token_id] = made
         return made
 
-    def _keep(
-        self, branches: list[Branch], planned: Sequence[tuple[_Flight, OutcomeBranch]], poll: Callable[[], None]
-    ) -> list[Branch]:
+    def _keep(self, branches: list[Branch], flights: Sequence[_Flight], poll: Callable[[], None]) -> list[Branch]:
         """Branches to go on with: those of steps that still run, and have the time for another token.
 
         When the time is up a table goes out with what its branches have: a short block beats a late one.
@@ -193,11 +202,12 @@ class AheadDrafter:
         poll()
         step_s = self._timer.expected_ms(len(branches)) / 1e3
         now = self._clock.now()
-        for flight, made in planned:
+        for flight in flights:
             in_flight = flight.in_flight
             ends_at = in_flight.launched_at + in_flight.budget_s - self._residents.margin.seconds
             if in_flight.budget_s > 0.0 and now + step_s > ends_at:
-                made.branch.num_draft_tokens = max(1, len(made.branch.token_ids))
+                for made in in_flight.branches.values():
+                    made.branch.num_draft_tokens = max(1, len(made.branch.token_ids))
         return [one for one in branches if one.wanted and not one.complete]
 
     def _send(self, planned: Sequence[tuple[_Flight, OutcomeBranch]]) -> None:

@@ -13,7 +13,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import VerificationRule
 from outrider.decoding.propose import ProposedToken, ProposeRow, propose
 from outrider.draft.timing import StepTimer
-from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine
+from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine, wait_of
 from outrider.engine.sequence_kv import KVCache
 
 __all__ = ["Branch", "BranchDrafter"]
@@ -50,6 +50,8 @@ class Branch:
     """How sure the draft was of each token."""
     ranked: list[tuple[int, ...]] = field(default_factory=list)
     """The likeliest outcomes of each position, best first."""
+    row: ProposeRow | None = None
+    """How its tokens are drawn; made by whoever drafts it, once."""
 
     @property
     def complete(self) -> bool:
@@ -65,7 +67,8 @@ class Branch:
         self.ranked.append(token.ranked_token_ids)
         if token.law is not None:
             self.laws.append(token.law)
-        self.pending = [token.token_id]
+        # In place: the next forward may have been prepared with this very list.
+        self.pending[:] = (token.token_id,)
 
 
 class BranchDrafter:
@@ -73,6 +76,7 @@ class BranchDrafter:
 
     def __init__(self, *, engine: ModelEngine, kv: KVCache, clock: Clock, timer: StepTimer, q_top_k: int) -> None:
         self._engine = engine
+        self._wait = wait_of(engine)
         self._kv = kv
         self._clock = clock
         self._timer = timer
@@ -91,40 +95,48 @@ class BranchDrafter:
         not run: whether it is ever needed is the verdict's word.
         """
         active = [branch for branch in branches if not branch.complete]
+        slices = {id(branch): self._slice(branch) for branch in active}
         while active:
-            self._step(active, num_valid_ids)
+            started, num_branches = self._clock.now(), len(active)
+            batch = ForwardBatch(slices=tuple(slices[id(branch)] for branch in active))
+            logits = self._engine.forward(batch)  # [branches, vocab]
+            slices = self._follow_up(active)
+            rows = [branch.row or self._row(branch) for branch in active]
+            one_each = batch.num_rows <= 2 * num_branches
+            if self._wait is not None:
+                self._wait()
+            for branch, token in zip(active, propose(logits, rows, num_valid_ids), strict=True):
+                branch.append(token)
             active = [branch for branch in active if not branch.complete]
             active = keep_wanted(active) if active else active
+            if one_each:
+                self._timer.record(self._clock.now() - started, num_branches=num_branches)
 
-    def _step(self, branches: Sequence[Branch], num_valid_ids: int) -> None:
-        batch = ForwardBatch(
-            slices=tuple(
-                ForwardSlice(
-                    token_ids=branch.pending,
-                    start=len(branch.written),
-                    block_table=self._kv.block_table(branch.kv_key),
-                    num_logits=1,
-                )
-                for branch in branches
-            )
-        )
-        started = self._clock.now()
-        logits = self._engine.forward(batch)  # [branches, vocab]
+    def _follow_up(self, branches: Sequence[Branch]) -> dict[int, ForwardSlice]:
+        """The forward under way has written what was pending: what would follow it, but for the tokens.
+
+        Made while the device works; the draws then fill the tokens in.
+        """
         for branch in branches:
             branch.written.extend(branch.pending)
-        rows = [
-            ProposeRow(
-                sampling=branch.sampling,
-                prefix=branch.written,
-                prompt_len=branch.prompt_len,
-                noise_key=branch.noise_key,
-                rule=branch.rule,
-                q_top_k=self._q_top_k,
-                num_ranked=branch.num_ranked,
-            )
-            for branch in branches
-        ]
-        for branch, token in zip(branches, propose(logits, rows, num_valid_ids), strict=True):
-            branch.append(token)
-        if batch.num_rows <= 2 * len(branches):
-            self._timer.record(self._clock.now() - started, num_branches=len(branches))
+        return {id(branch): self._slice(branch) for branch in branches}
+
+    def _slice(self, branch: Branch) -> ForwardSlice:
+        return ForwardSlice(
+            token_ids=branch.pending,
+            start=len(branch.written),
+            block_table=self._kv.block_table(branch.kv_key),
+            num_logits=1,
+        )
+
+    def _row(self, branch: Branch) -> ProposeRow:
+        branch.row = ProposeRow(
+            sampling=branch.sampling,
+            prefix=branch.written,
+            prompt_len=branch.prompt_len,
+            noise_key=branch.noise_key,
+            rule=branch.rule,
+            q_top_k=self._q_top_k,
+            num_ranked=branch.num_ranked,
+        )
+        return branch.row

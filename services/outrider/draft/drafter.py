@@ -28,7 +28,8 @@ from outrider.draft.prefill import Prefiller
 from outrider.draft.residents import Residents
 from outrider.draft.sequence import DraftSequence
 from outrider.draft.timing import StepTimer
-from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine
+from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine, wait_of
+from outrider.engine.features import FeatureSink
 from outrider.engine.sequence_kv import KVCache
 
 __all__ = ["Drafter", "Outbound", "nothing_new"]
@@ -37,6 +38,7 @@ Outbound = tuple[int, tuple[DraftEvent, ...]]
 """A link id and the events that travel to it in one message."""
 
 _CAPABILITIES = frozenset({Capability.SEQUENTIAL, Capability.CACHED, Capability.SPARSE_LAWS})
+_WITH_FEATURES = frozenset({Capability.SEQUENTIAL, Capability.SPARSE_LAWS, Capability.FEATURES})
 _WARM_UP_STEPS = 4
 
 
@@ -86,7 +88,9 @@ class Drafter:
         self._config = config
         self._clock = clock
         self._timer = StepTimer()
-        self._residents = Residents(kv=kv, config=config, clock=clock, counters=self.counters)
+        sink = engine if isinstance(engine, FeatureSink) else None
+        self._capabilities = _CAPABILITIES if sink is None else _WITH_FEATURES
+        self._residents = Residents(kv=kv, config=config, clock=clock, counters=self.counters, sink=sink)
         self._intake = Intake(
             residents=self._residents,
             config=config,
@@ -123,6 +127,11 @@ class Drafter:
                 f"tokenizer_fingerprint: {hello.target_model!r} has {hello.tokenizer_fingerprint.hex()}, "
                 f"the draft {self._identity.model!r} has {self._identity.tokenizer_fingerprint.hex()}"
             )
+        if Capability.FEATURES in self._capabilities - hello.capabilities:
+            raise CompatibilityError(
+                f"features: the draft {self._identity.model!r} reads features, which {hello.target_model!r} "
+                "does not store; name the head at the target"
+            )
         return HelloAck(
             incarnation=self._identity.incarnation,
             draft_model=self._identity.model,
@@ -131,7 +140,7 @@ class Drafter:
             max_model_len=self._engine.limits.max_model_len,
             kv_capacity_tokens=self._residents.kv.capacity_tokens,
             step_ms=self._timer.single_ms,
-            capabilities=_CAPABILITIES,
+            capabilities=self._capabilities,
         )
 
     def connect(self, link_id: int, hello: Hello) -> HelloAck:
@@ -148,7 +157,7 @@ class Drafter:
             vocab_size=min(hello.vocab_size, self._identity.vocab_size, self._engine.limits.vocab_size),
             max_num_draft_tokens=min(hello.max_num_draft_tokens, self._config.max_num_draft_tokens),
         )
-        if Capability.CACHED in hello.capabilities:
+        if Capability.CACHED in hello.capabilities & self._capabilities:
             link.num_ranked = self._config.num_ranked
         return ack
 
@@ -229,7 +238,7 @@ class Drafter:
 
     def warm_up(self) -> None:
         """Run a few single steps on a sequence of its own, so that the step time is known."""
-        kv, key = self._residents.kv, self._residents.new_kv_key()
+        kv, key, wait = self._residents.kv, self._residents.new_kv_key(), wait_of(self._engine)
         kv.open(key, [0])
         try:
             length = min(_WARM_UP_STEPS, self._engine.limits.max_model_len)
@@ -238,6 +247,8 @@ class Drafter:
                 began = self._clock.now()
                 one = ForwardSlice(token_ids=[0], start=start, block_table=kv.block_table(key), num_logits=1)
                 self._engine.forward(ForwardBatch(slices=(one,)))
+                if wait is not None:
+                    wait()
                 if start or length == 1:  # the first one pays for what is made once
                     self._timer.record(self._clock.now() - began, num_branches=1)
         finally:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from outrider.core.link import (
     Busy,
     CloseSequence,
+    Features,
     Goodbye,
     Launch,
     NeedResync,
@@ -57,6 +58,8 @@ class Intake:
             match event:
                 case OpenSequence():
                     self._open(link, event)
+                case Features():
+                    self._features(link, event)
                 case Resync():
                     self._resync(link, event)
                 case Verdicts():
@@ -113,6 +116,14 @@ class Intake:
         if now >= link.busy_until and self._residents.num_owed > self._config.max_queued_rows:
             link.busy_until = now + self._config.busy_retry_after_s
             link.send(Busy(retry_after_s=self._config.busy_retry_after_s))
+
+    def _features(self, link: Link, event: Features) -> None:
+        sequence = self._find(link, event.handle)
+        if sequence is None:
+            return
+        rows = sequence.features
+        if rows is None or not rows.add(event.first_position, event.num_rows, event.payload):
+            self._counters.dropped_events += 1
 
     def _launch(self, link: Link, launch: Launch) -> None:
         now, budget_s = self._clock.now(), launch.budget_us / 1e6

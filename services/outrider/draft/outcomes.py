@@ -69,19 +69,23 @@ class InFlight:
     """True once the table has been drafted, or cannot be."""
 
 
-def likely_outcomes(in_flight: InFlight, model: AcceptanceModel, eos_token_ids: frozenset[int]) -> Sequence[Outcome]:
-    """All outcomes with a guess, best first. None that ends the text: nothing follows it."""
-    found: list[Outcome] = []
+def likely_outcomes(
+    in_flight: InFlight, model: AcceptanceModel, eos_token_ids: frozenset[int], limit: int
+) -> Sequence[Outcome]:
+    """The `limit` likeliest outcomes with a guess, best first. None that ends the text: nothing follows it."""
+    found: list[tuple[float, int, int, int]] = []  # (minus probability, order, accepted length, next token)
     survival = 1.0
     for j, guess in enumerate(in_flight.guesses):
         drafted = in_flight.token_ids[j] if j < len(in_flight.token_ids) else None
-        for rank, token_id in enumerate(guess.ranked):
-            if token_id == drafted or token_id in eos_token_ids:
-                continue
-            probability = survival * model.probability(rank, guess.margin)
-            found.append(Outcome(num_accepted=j, next_token_id=token_id, probability=probability))
+        chances = model.probabilities(guess.margin, len(guess.ranked))
+        accepted = 0.01  # of a token that is none of the guesses
+        for token_id, chance in zip(guess.ranked, chances, strict=True):
+            if token_id == drafted:
+                accepted = chance
+            elif token_id not in eos_token_ids:
+                found.append((-survival * chance, len(found), j, token_id))
         if drafted is None or drafted in eos_token_ids:
             break
-        rank_in_flight = guess.rank_of(drafted)
-        survival *= model.probability(rank_in_flight, guess.margin) if rank_in_flight is not None else 0.01
-    return sorted(found, key=lambda one: -one.probability)
+        survival *= accepted
+    found.sort()
+    return [Outcome(num_accepted=j, next_token_id=token, probability=-p) for p, _, j, token in found[:limit]]

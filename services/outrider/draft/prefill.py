@@ -31,7 +31,7 @@ class Prefiller:
     def needs(self, sequence: DraftSequence) -> bool:
         """True for a sequence that cannot be drafted for before some prefill."""
         if sequence.stage is Stage.FILLING:
-            return True
+            return sequence.can_fill
         waits = sequence.owes_block or sequence.wants_table
         return waits and sequence.num_unwritten > self._max_catch_up_tokens
 
@@ -55,7 +55,7 @@ class Prefiller:
             self._residents.evict(link, sequence, RefusalReason.NO_SPACE)
             return
         start = len(sequence.written)
-        chunk = sequence.text[start : start + self._chunk_tokens]
+        chunk = sequence.text[start : min(start + self._chunk_tokens, sequence.runnable_len)]
         if chunk:
             table = self._residents.kv.block_table(sequence.kv_key)
             one = ForwardSlice(token_ids=chunk, start=start, block_table=table, num_logits=0)

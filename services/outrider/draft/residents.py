@@ -9,10 +9,12 @@ from outrider.draft.acceptance import AcceptanceModel
 from outrider.draft.branch import Branch
 from outrider.draft.config import DraftConfig
 from outrider.draft.counters import DraftCounters
+from outrider.draft.feature_rows import FeatureRows
 from outrider.draft.link import Link
 from outrider.draft.margin import TableMargin
 from outrider.draft.outcomes import InFlight
 from outrider.draft.sequence import DraftSequence, Stage
+from outrider.engine.features import FeatureSink
 from outrider.engine.sequence_kv import KVCache
 
 __all__ = ["Residents"]
@@ -21,7 +23,16 @@ __all__ = ["Residents"]
 class Residents:
     """All links and sequences of one draft. Handles are the targets' own, so KV has keys of its own."""
 
-    def __init__(self, *, kv: KVCache, config: DraftConfig, clock: Clock, counters: DraftCounters) -> None:
+    def __init__(
+        self,
+        *,
+        kv: KVCache,
+        config: DraftConfig,
+        clock: Clock,
+        counters: DraftCounters,
+        sink: FeatureSink | None = None,
+    ) -> None:
+        """`sink`: the engine, if it reads features."""
         self.links: dict[int, Link] = {}
         self.kv = kv
         self.model = AcceptanceModel()
@@ -29,6 +40,7 @@ class Residents:
         self._config = config
         self._clock = clock
         self._counters = counters
+        self._sink = sink
         self._kv_keys = count(1)
 
     @property
@@ -59,6 +71,7 @@ class Residents:
             max_num_draft_tokens=link.max_num_draft_tokens,
             num_ranked=link.num_ranked,
             now=self._clock.now(),
+            features=self._new_features(link),
         )
         return True
 
@@ -77,7 +90,15 @@ class Residents:
             if not self._reclaim():
                 return False
         self.kv.reserve(key, length)
+        if sequence.features is not None and self._sink is not None:
+            for first, rows in sequence.features.take(max(0, len(sequence.written) - 1), length):
+                self._sink.write_features(self.kv.block_table(key), first, rows)
         return True
+
+    def _new_features(self, link: Link) -> FeatureRows | None:
+        if self._sink is None:
+            return None
+        return FeatureRows(self._sink.feature_row_bytes, max_rows=link.hello.max_model_len)
 
     def publish(self, sequence: DraftSequence) -> None:
         """Tell the KV bookkeeping how far the committed text is computed."""
@@ -115,8 +136,8 @@ class Residents:
         self.ground(sequence)
         if winner is None:
             return None
-        self.kv.close(sequence.kv_key)
-        sequence.kv_key, sequence.written = winner.branch.kv_key, winner.branch.written
+        self.kv.adopt(sequence.kv_key, winner.branch.kv_key)
+        winner.branch.kv_key, sequence.written = sequence.kv_key, winner.branch.written
         # A target that has the block of its outcome does not ask for one.
         self.margin.learn(late=row.plan.mode is SpeculationMode.SEQUENTIAL)
         winner.branch.wanted = False  # what is left of it is drafted only if the target asks

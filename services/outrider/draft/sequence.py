@@ -10,6 +10,7 @@ from outrider.core.prefix_hash import PrefixHash
 from outrider.core.proposal import Proposal
 from outrider.core.speculation import SpeculationMode
 from outrider.draft.branch import Branch
+from outrider.draft.feature_rows import FeatureRows
 from outrider.draft.outcomes import Guess, InFlight
 
 __all__ = ["Divergence", "DraftSequence", "Stage"]
@@ -51,8 +52,11 @@ class DraftSequence:
         max_num_draft_tokens: int,
         num_ranked: int,
         now: float,
+        features: FeatureRows | None = None,
     ) -> None:
         self.opening = opening
+        self.features = features
+        """What the target said about its rows; None for a draft that reads text alone."""
         self.kv_key = kv_key
         self.last_heard = now
         """When the target last said something about it, in seconds of the injected clock."""
@@ -109,9 +113,20 @@ class DraftSequence:
         return max(0, len(self.text) - len(self.written))
 
     @property
+    def runnable_len(self) -> int:
+        """Tokens of the text that can be run: a row needs the features of the position before it."""
+        return len(self.text) if self.features is None else min(len(self.text), self.features.known + 1)
+
+    @property
+    def can_fill(self) -> bool:
+        """Whether some prefill can be done: more rows, or the end of it."""
+        return len(self.written) < self.runnable_len or self.num_unwritten == 0
+
+    @property
     def owes_block(self) -> bool:
-        """True when a block is wanted now."""
-        return self.num_owed > 0 and self.stage is Stage.READY and not self.paused
+        """True when a block is wanted now and can be drafted."""
+        wanted = self.num_owed > 0 and self.stage is Stage.READY and not self.paused
+        return wanted and self.runnable_len == len(self.text)
 
     def apply_verdict(self, row: VerdictRow) -> Divergence | None:
         """Commit what a round decided, roll back what it rejected, take the plan for the next round.
@@ -256,6 +271,9 @@ class DraftSequence:
             if written != token_id:
                 break
             matched += 1
+        if self.features is not None:
+            # Rows behind the text were run on outputs of their own; now there are features for them.
+            matched = min(matched, len(self.text))
         del self.written[matched:]
         del self.text[first:]
         self.text.extend(token_ids)
@@ -283,6 +301,11 @@ class DraftSequence:
         self.stage = Stage.OUT_OF_SYNC
         self.num_owed = 0
         self.version += 1
+        if self.features is not None:
+            # Which rows they belong to is no longer sure: text and features come again from the start.
+            self.features.forget()
+            self.forget_written(0)
+            have_len = 0
         self._trusted_len = have_len
         return Divergence(have_len=have_len, drift=drift)
 

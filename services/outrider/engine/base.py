@@ -1,8 +1,8 @@
 """The model engine as the draft and target loops see it: ragged batches in, logits out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     Logits: TypeAlias = Tensor
     """For the loops above, which hand logits on without looking inside."""
 
-__all__ = ["EngineLimits", "ForwardBatch", "ForwardSlice", "ModelEngine"]
+__all__ = ["EngineLimits", "ForwardBatch", "ForwardSlice", "ModelEngine", "QueueingEngine", "wait_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +88,21 @@ class ModelEngine(Protocol):
     def close(self) -> None:
         """Release the model and, for a tensor-parallel engine, end the other ranks' loops."""
         ...
+
+
+@runtime_checkable
+class QueueingEngine(Protocol):
+    """A `ModelEngine` whose `forward` returns when the device has the work, not when it is done with it.
+
+    What the host does between `forward` and `wait` costs nothing: loops put there whatever the next
+    forward does not need. Forwards and copies take effect in the order of their calls.
+    """
+
+    def wait(self) -> None:
+        """Return when the logits of the last forward may be read; at once when they already may."""
+        ...
+
+
+def wait_of(engine: ModelEngine) -> Callable[[], None] | None:
+    """The engine's `wait`; None for one that is done when `forward` returns."""
+    return engine.wait if isinstance(engine, QueueingEngine) else None

@@ -87,16 +87,6 @@ class BlockPool:
         """The block that holds this prefix, if it is cached. Takes no reference."""
         return self._block_of.get(digest)
 
-    def retain(self, block: int) -> None:
-        """Add a reference to a block that is in use, published or not."""
-        if self._references[block] < 1:
-            raise ValueError(f"block {block} is free")
-        self._references[block] += 1
-
-    def shared(self, block: int) -> bool:
-        """Whether more than one reference is held."""
-        return self._references[block] > 1
-
     def share(self, block: int) -> None:
         """Add a reference to a published block."""
         if not self.published(block):

@@ -24,6 +24,12 @@ class _SequenceBlocks:
     computed_len: int = 0
     digests: list[bytes] = field(default_factory=list)
     """Chain digests of the full computed blocks at the front."""
+    parent: "_SequenceBlocks | None" = None
+    """Of a fork: whom its first blocks belong to."""
+    num_borrowed: int = 0
+    """Of a fork: blocks at the front that are its parent's."""
+    num_forks: int = 0
+    """Open forks that borrow blocks of this sequence."""
 
 
 class KVCache:
@@ -158,9 +164,11 @@ class KVCache:
         state = self._sequences[handle]
         if length >= state.computed_len:
             return state.computed_len
+        if state.num_forks:
+            raise ValueError(f"handle {handle} has open forks")
         keep = -(-length // self.block_size)
         cut = state.blocks[keep - 1] if length % self.block_size else None
-        if cut is not None and (self._pool.published(cut) or self._pool.shared(cut)):
+        if cut is not None and self._pool.published(cut):
             keep -= 1
         self._pool.release(reversed(state.blocks[keep:]))
         del state.blocks[keep:]
@@ -176,9 +184,9 @@ class KVCache:
     def fork(self, parent: int, child: int, length: int) -> list[tuple[int, int]]:
         """Start `child` with the parent's KV below `length`, drafted tokens included.
 
-        Full blocks are shared, and neither side may write them again while both live. The block
-        that the cut goes through is copied: returns (source, destination) pairs that the engine has
-        to copy before the child's first forward.
+        Full blocks are borrowed: while the child is open the parent must neither be cut nor closed, nor
+        written below `length`. The block that the cut goes through is copied: returns (source,
+        destination) pairs that the engine has to copy before the child's first forward.
         """
         if child in self._sequences:
             raise ValueError(f"handle {child} is already open")
@@ -188,14 +196,26 @@ class KVCache:
         blocks = state.blocks[:full]
         if length % self.block_size:
             copies = [(state.blocks[full], self._pool.allocate(1)[0])]
-        for block in blocks:
-            self._pool.retain(block)
+            blocks.append(copies[0][1])
+        state.num_forks += 1
         self._sequences[child] = _SequenceBlocks(
-            blocks=[*blocks, *(destination for _, destination in copies)],
+            blocks=blocks,
             computed_len=min(state.computed_len, length),
             digests=state.digests[:full],
+            parent=state,
+            num_borrowed=full,
         )
         return copies
+
+    def adopt(self, parent: int, child: int) -> None:
+        """The parent takes over the KV of its only open fork in place of its own; the fork is closed."""
+        state, fork = self._sequences[parent], self._sequences[child]
+        if fork.parent is not state or state.num_forks != 1:
+            raise ValueError(f"handle {child} is not the only fork of {parent}")
+        del self._sequences[child]
+        self._pool.release(reversed(state.blocks[fork.num_borrowed :]))
+        state.blocks[fork.num_borrowed :] = fork.blocks[fork.num_borrowed :]
+        state.digests, state.computed_len, state.num_forks = fork.digests, fork.computed_len, 0
 
     def close(self, handle: int) -> None:
         """Release everything of a sequence.
@@ -203,7 +223,13 @@ class KVCache:
         The end of the text goes first: a block is of use only while all blocks before it are cached,
         so the cache has to lose a text from its end.
         """
-        self._pool.release(reversed(self._sequences.pop(handle).blocks))
+        state = self._sequences[handle]
+        if state.num_forks:
+            raise ValueError(f"handle {handle} has open forks")
+        del self._sequences[handle]
+        if state.parent is not None:
+            state.parent.num_forks -= 1
+        self._pool.release(reversed(state.blocks[state.num_borrowed :]))
 
     def _num_blocks(self, length: int) -> int:
         return -(-length // self.block_size)

@@ -61,6 +61,8 @@ class DraftProposer:
         self._wait = wait
         self._counters = counters
         self._held: dict[int, HeldSequence] = {}
+        self._outgoing: list[TargetEvent] = []
+        """Events that nobody waits for: they travel with the next that somebody does, or the next Launch."""
         self._link: LinkUp | None = None
         self._draining = False
         self._busy_until = 0.0
@@ -105,7 +107,8 @@ class DraftProposer:
 
     def prepare(self, admitted: Iterable[RunningSequence]) -> None:
         """Open sequences on the draft, so that it prefills while the target does."""
-        self._send(self._openings(admitted))
+        if openings := self._openings(admitted):
+            self._send(openings)
 
     @property
     def times(self) -> DraftTimes:
@@ -122,6 +125,10 @@ class DraftProposer:
         held = self._held.get(running.handle)
         return held is not None and held.has_block
 
+    def waits(self, wanted: Sequence[RunningSequence]) -> bool:
+        """Whether a block is owed to one of these and has not arrived, and the budget is not used up."""
+        return any(self._owes(one) for one in wanted) and self._wait.left(self._clock.now()) > 0.0
+
     def collect(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
         """Take what has arrived; wait for what is owed, within the budget."""
         self._apply(self._transport.receive(0.0))
@@ -137,7 +144,7 @@ class DraftProposer:
 
     def launch(self, batch: StepBatch, expected_s: float) -> None:
         """A verify step of about `expected_s` starts: tell the draft what is in flight, so that it drafts ahead."""
-        if not self._held:
+        if not (self._held or self._outgoing):
             return
         rows = []
         if self.drafts_ahead and self.problem() is None:
@@ -146,8 +153,8 @@ class DraftProposer:
                 if held is not None and ahead is not None and row.decides:
                     rows.append(held.launch(row, ahead))
         known = tuple(row for row in rows if row is not None)
+        self._send([Launch(step=self._step, rows=known, budget_us=int(expected_s * 1e6))] if known else [])
         if known:
-            self._send([Launch(step=self._step, rows=known, budget_us=int(expected_s * 1e6))])
             self._wait.launched()
 
     def resolve(self, rounds: Sequence[Round]) -> None:
@@ -161,7 +168,11 @@ class DraftProposer:
                 held.look_up(one.commit)
 
     def inform(self, rounds: Sequence[Round]) -> None:
-        """Send the verdicts of one step and the plans for the next, as one message."""
+        """Send the verdicts of one step and the plans for the next, as one message.
+
+        Where every block that the draft could offer has been looked up, that message can wait for the
+        Launch which follows at once: it saves both sides half of the messages.
+        """
         self._wait.end_round()
         going = [one for one in rounds if one.commit.finish is None and one.running.plan.num_draft_tokens > 0]
         if not (going or self._held):
@@ -177,7 +188,9 @@ class DraftProposer:
         if self.problem() is None:
             events += self._openings(one.running for one in going)
             events += self._verdicts(going)
-        self._send(events)
+        self._outgoing += events
+        if not going or any(one.running.plan.mode is SpeculationMode.SEQUENTIAL for one in going):
+            self._send([])
 
     def explain(self, running: RunningSequence) -> SpeculationReason:
         """Why there was no block for this sequence."""
@@ -190,7 +203,8 @@ class DraftProposer:
             self._send([CloseSequence(handle=running.handle)])
 
     def poll(self) -> None:
-        """Apply what has arrived while nothing ran."""
+        """Nothing runs: send what waits for a step, apply what has arrived."""
+        self._send([])
         self._apply(self._transport.receive(0.0))
 
     def close(self) -> None:
@@ -228,7 +242,9 @@ class DraftProposer:
                 self._wait.start_round(self._clock.now())
         return events
 
-    def _send(self, events: list[TargetEvent]) -> None:
+    def _send(self, events: Sequence[TargetEvent]) -> None:
+        """Send these behind those that have waited, as one message."""
+        events, self._outgoing = [*self._outgoing, *events], []
         if not events or self._link is None:
             return
         if self._transport.send(events):
@@ -320,6 +336,7 @@ class DraftProposer:
         self._step_s = event.hello.step_ms / 1e3
         self._hop_s = 0.0
         self._held.clear()
+        self._outgoing = []
         self._wait.reset()
 
     def _lose_link(self, event: LinkDown) -> None:
@@ -327,6 +344,7 @@ class DraftProposer:
         self._link = None
         self._last_problem = event.cause
         self._held.clear()
+        self._outgoing = []
         self._wait.reset()
 
     def _owes(self, running: RunningSequence) -> bool:

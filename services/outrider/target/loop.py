@@ -1,7 +1,7 @@
 """The engine loop: admit, propose, verify, commit, emit. Plain decoding is the same with no blocks."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.core.dispatch import (
     EngineEvent,
@@ -18,10 +18,13 @@ from outrider.target.counters import EngineCounters
 from outrider.target.gate import SpeculationGate
 from outrider.target.proposers import ProposerSet
 from outrider.target.running import Round, RunningSequence, StreamId
-from outrider.target.scheduler import Scheduler
+from outrider.target.scheduler import Scheduler, StepBatch
 from outrider.target.step_times import StepTimer
 from outrider.target.verifier import Verifier
 from outrider.telemetry.spans import SequenceSpans
+
+if TYPE_CHECKING:
+    from outrider.engine.base import Logits
 
 __all__ = ["Emit", "EngineLoop"]
 
@@ -57,6 +60,7 @@ class EngineLoop:
         self._spans = spans
         self._clock = clock
         self._emit = emit
+        self._undelivered: Sequence[Round] = ()
 
     def step(self) -> None:
         """One round of every running sequence. Raises `EngineUnavailable` when the engine is gone."""
@@ -66,9 +70,8 @@ class EngineLoop:
         proposals = self._propose()
         phase.ends("wait")
         batch = self.scheduler.schedule(proposals)
-        self.proposers.launch(batch, self.counters.verify_times.predict(batch.num_rows))
         phase.ends("plan")
-        logits = self._verifier.forward(batch)
+        logits = self._forward(batch)
         phase.ends("forward")
         verdicts = self._verifier.verify(batch, logits)
         phase.ends("verify")
@@ -77,12 +80,33 @@ class EngineLoop:
         self._plan(rounds)
         self.proposers.inform(rounds)
         phase.ends("commit")
-        self._emit_rounds(rounds)
+        self._undelivered = rounds
+        if not (self._verifier.queues and self.scheduler.has_work):
+            self.deliver()
         phase.ends("emit")
         self.counters.count_step(batch, rounds, phase)
 
+    def deliver(self) -> None:
+        """Emit what the last step has committed, if that waits for the next forward to hide behind."""
+        if self._undelivered:
+            rounds, self._undelivered = self._undelivered, ()
+            self._emit_rounds(rounds)
+
+    def _forward(self, batch: StepBatch) -> "Logits":
+        """Run the step; whatever does not have to come before it is done while the device works."""
+        expected_s = self.counters.verify_times.predict(batch.num_rows)
+        if not self._verifier.queues:
+            self.proposers.launch(batch, expected_s)
+            return self._verifier.forward(batch)
+        logits = self._verifier.forward(batch)
+        self.proposers.launch(batch, expected_s)
+        self.deliver()
+        self._verifier.wait()
+        return logits
+
     def end(self, running: RunningSequence, *, failure: SequenceFailure | None = None) -> None:
         """Take a sequence out before it has finished by itself, and tell its router."""
+        self.deliver()  # what it has committed comes before its end
         self.scheduler.remove(running)
         self.proposers.forget(running)
         end = self._last_event(running, self._clock.now(), failure=failure)
@@ -104,7 +128,10 @@ class EngineLoop:
                 running.plan, running.ahead = self.gate.off(reason), None
             if not running.plan.num_draft_tokens:
                 running.note(running.plan.reason)
-        proposals = self.proposers.collect([one for one in decoding if one.plan.num_draft_tokens > 0])
+        wanted = [one for one in decoding if one.plan.num_draft_tokens > 0]
+        if self._undelivered and self.proposers.waits(wanted):
+            self.deliver()  # now, beside the draft's work, rather than after it
+        proposals = self.proposers.collect(wanted)
         self.counters.drafted += sum(len(block) for block in proposals.values())
         return proposals
 

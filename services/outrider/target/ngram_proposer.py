@@ -55,6 +55,10 @@ class NgramProposer:
     def prepare(self, admitted: Iterable[RunningSequence]) -> None:
         """Nothing to do."""
 
+    def waits(self, wanted: Sequence[RunningSequence]) -> bool:
+        """Never."""
+        return False
+
     def collect(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
         """Look up each sequence; those without a match are left out."""
         found = {}

@@ -80,6 +80,10 @@ class Proposer(Protocol):
         """These sequences will speculate: get ready for them."""
         ...
 
+    def waits(self, wanted: Sequence[RunningSequence]) -> bool:
+        """Whether `collect` would have to wait for one of these now."""
+        ...
+
     def collect(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
         """Blocks for the coming step by handle, at most `plan.num_draft_tokens` long each."""
         ...
@@ -152,6 +156,10 @@ class ProposerSet:
         admitted = list(admitted)
         for one in self._proposers:
             one.prepare(admitted)
+
+    def waits(self, wanted: Sequence[RunningSequence]) -> bool:
+        """Whether any proposer would."""
+        return any(one.waits(wanted) for one in self._proposers)
 
     def collect(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
         """Ask in order; a later proposer is asked only for sequences that still have no block."""

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from outrider.core.verdict import Verdict
 from outrider.decoding.verify import VerifyRow, verify
-from outrider.engine.base import ModelEngine
+from outrider.engine.base import ModelEngine, wait_of
 from outrider.target.scheduler import ScheduledRow, StepBatch
 
 if TYPE_CHECKING:
@@ -18,12 +18,26 @@ class Verifier:
 
     def __init__(self, engine: ModelEngine, *, num_valid_ids: int) -> None:
         self._engine = engine
+        self._wait = wait_of(engine)
         self._num_valid_ids = num_valid_ids
         """Ids at or above this are padding of the logits and can never be drawn."""
 
+    @property
+    def queues(self) -> bool:
+        """Whether `forward` returns while the device works: what is done before `wait` is then free."""
+        return self._wait is not None
+
     def forward(self, batch: StepBatch) -> "Logits":
-        """Return logits [sum of 1 + k over the deciding rows, vocab]. Raises `EngineUnavailable`."""
+        """Return logits [sum of 1 + k over the deciding rows, vocab], to be read after `wait`.
+
+        Raises `EngineUnavailable`.
+        """
         return self._engine.forward(batch.forward)
+
+    def wait(self) -> None:
+        """Return when the forward is over."""
+        if self._wait is not None:
+            self._wait()
 
     def verify(self, batch: StepBatch, logits: "Logits") -> list[Verdict]:
         """Return the verdicts of `batch.deciding`, in order."""

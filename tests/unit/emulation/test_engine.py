@@ -134,9 +134,25 @@ def test_a_forward_takes_the_time_of_its_device() -> None:
     clock = CountingClock()
     engine = target(clock)
     run(engine, piece(PROMPT, num_logits=0), piece(PROMPT, table=(5,)))
+    assert clock.spent == 0.0, "the device works, the host goes on"
+    engine.wait()
     assert clock.spent == pytest.approx(engine.busy_s)
     assert engine.busy_s == h100_tp4_llama_70b().step_s(rows=10, kv_tokens=10)
     assert (engine.num_forwards, engine.num_rows) == (1, 10)
+
+
+def test_work_of_the_host_beside_the_device_is_free() -> None:
+    clock = CountingClock()
+    engine = target(clock)
+    step_s = h100_tp4_llama_70b().step_s(rows=5, kv_tokens=5)
+    run(engine, piece(PROMPT))
+    clock.run(0.6 * step_s)
+    run(engine, piece(PROMPT))  # queued behind the first
+    engine.wait()
+    assert clock.spent == pytest.approx(2 * step_s)
+    clock.run(step_s)
+    engine.wait()
+    assert clock.spent == pytest.approx(3 * step_s), "it was done long ago"
 
 
 def test_branches_of_one_text_read_their_prefix_once() -> None:
@@ -144,8 +160,10 @@ def test_branches_of_one_text_read_their_prefix_once() -> None:
     engine = draft(clock)
     run(engine, piece([*PROMPT, *range(20)]))
     engine.copy_blocks([(1, 9)])
+    engine.wait()
     before = clock.spent
     run(engine, piece([1], start=25), piece([2], start=25, table=(3, 9)))
+    engine.wait()
     assert clock.spent - before == pytest.approx(h100_llama_1b().step_s(rows=2, kv_tokens=27), rel=1e-9)
 
 

@@ -316,7 +316,7 @@ def test_misuse_is_refused() -> None:
             kv.advance(1, [1, 2, 3], length)
 
 
-def test_a_fork_shares_full_blocks_and_copies_the_one_that_is_cut() -> None:
+def test_a_fork_borrows_full_blocks_and_copies_the_one_that_is_cut() -> None:
     kv = KVCache(num_blocks=8, block_size=4)
     fill(kv, 1, text_of(0, 11))
     parent = list(kv.block_table(1))
@@ -325,22 +325,42 @@ def test_a_fork_shares_full_blocks_and_copies_the_one_that_is_cut() -> None:
     assert list(kv.block_table(2)) == [*parent[:2], copy]
     assert copy not in parent
     assert kv.computed_len(2) == 10
-    kv.close(1)
-    assert kv.usage == 3 / 8, "the child keeps what it shares"
+    assert kv.usage == 4 / 8
     kv.close(2)
+    assert kv.usage == 3 / 8
+    kv.close(1)
     assert kv.usage == 0.0
 
 
-def test_a_fork_of_drafted_tokens_is_not_written_through_by_a_rollback() -> None:
-    """Blocks that a fork shares are not published yet: a cut through one gives it back all the same."""
+def test_a_sequence_takes_over_the_fork_that_came_true() -> None:
+    kv = KVCache(num_blocks=8, block_size=4)
+    fill(kv, 1, text_of(0, 11))
+    front = list(kv.block_table(1))[:2]
+    kv.fork(1, 2, 9)
+    kv.reserve(2, 14)
+    own = list(kv.block_table(2))[2:]
+    kv.adopt(1, 2)
+    assert 2 not in kv
+    assert list(kv.block_table(1)) == [*front, *own]
+    assert kv.computed_len(1) == 9
+    assert kv.truncate(1, 5) == 4, "it is an ordinary sequence again"
+    kv.close(1)
+    assert kv.usage == 0.0
+
+
+def test_what_a_fork_borrows_is_not_given_away() -> None:
     kv = KVCache(num_blocks=8, block_size=4, enable_prefix_cache=False)
     fill(kv, 1, text_of(0, 8))
-    assert kv.fork(1, 2, 8) == []
-    shared = kv.block_table(2)[1]
-    assert kv.truncate(1, 6) == 4
-    kv.reserve(1, 8)
-    assert kv.block_table(1)[1] != shared
-    assert kv.block_table(2)[1] == shared
-    kv.close(1)
+    assert kv.fork(1, 2, 8) == kv.fork(1, 3, 4) == []
+    for change in (lambda: kv.close(1), lambda: kv.truncate(1, 6)):
+        with pytest.raises(ValueError, match="handle 1 has open forks"):
+            change()
+    with pytest.raises(ValueError, match="handle 2 is not the only fork of 1"):
+        kv.adopt(1, 2)
+    with pytest.raises(ValueError, match="handle 1 is not the only fork of 2"):
+        kv.adopt(2, 1)
+    kv.close(3)
     kv.close(2)
+    assert kv.truncate(1, 6) == 6
+    kv.close(1)
     assert kv.usage == 0.0

@@ -50,7 +50,9 @@ class EmulatedConfig:
 
 
 class EmulatedEngine:
-    """Implements `ModelEngine`. Keeps tokens and positions in its KV slots to find the text's header.
+    """Implements `ModelEngine`, and `QueueingEngine` as a device with a queue does.
+
+    Keeps tokens and positions in its KV slots to find the text's header.
 
     A row that attends to a position whose slot was never written, or was written for another position,
     raises `ValueError`, as far as O(1) look-ups see it: the header and the position before the slice.
@@ -73,6 +75,7 @@ class EmulatedEngine:
         self.num_rows = 0
         self.busy_s = 0.0
         """Device time spent so far."""
+        self._ready_at = clock.now()
 
     @property
     def limits(self) -> EngineLimits:
@@ -80,13 +83,14 @@ class EmulatedEngine:
         return self._limits
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Write the tokens, make the logits [sum of num_logits, vocab_size], and take the device's time.
+        """Write the tokens and make the logits [sum of num_logits, vocab_size]; the device is then busy.
 
-        That time runs from the call on: what the emulation itself computes stands for no software of a
-        real engine, whose launches are part of the device's time already. The caller's own software is
-        not hidden.
+        Its time runs from the call on, or from the end of the forward before: what the emulation itself
+        computes stands for no software of a real engine, whose launches are part of the device's time
+        already. `wait` lets the rest of that time pass; what the caller does before it is free, as it
+        would be beside a real device.
         """
-        started = self._clock.now()
+        started = max(self._clock.now(), self._ready_at)
         for one in batch.slices:
             self._write(one)
         logits = self._target_logits(batch) if self._config.role == "target" else self._draft_logits(batch)
@@ -94,8 +98,14 @@ class EmulatedEngine:
         self.num_forwards += 1
         self.num_rows += batch.num_rows
         self.busy_s += seconds
-        self._clock.run(max(0.0, started + seconds - self._clock.now()))
+        self._ready_at = started + seconds
         return logits
+
+    def wait(self) -> None:
+        """Return when the device is done with all that it was given."""
+        left = self._ready_at - self._clock.now()
+        if left > 0.0:
+            self._clock.run(left)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy tokens and positions of whole blocks; takes no device time."""
