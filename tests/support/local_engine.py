@@ -1,12 +1,12 @@
 """One engine loop on scripted models, stepped by the test itself: no thread, no network, no Ray."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.support.loopback import LoopbackTransport, ManualClock
 
 from outrider.core.dispatch import EngineEvent, SequenceDelta, SequenceEnd, SequenceSubmit
-from outrider.core.link import Hello
+from outrider.core.link import Capability, Hello
 from outrider.core.policy import GateSettings
 from outrider.core.request import SequenceRequest, StopConditions
 from outrider.core.sampling import SamplingParams
@@ -14,6 +14,8 @@ from outrider.core.speculation import SpeculationChoice
 from outrider.core.verdict import TokenLogprobs
 from outrider.draft.config import DraftConfig, DraftIdentity
 from outrider.draft.drafter import Drafter
+from outrider.engine.base import ModelEngine
+from outrider.engine.features import HasFeatures
 from outrider.engine.scripted import ScriptedConfig, ScriptedEngine
 from outrider.engine.sequence_kv import KVCache
 from outrider.target.admission import SequenceFactory
@@ -25,6 +27,7 @@ from outrider.target.running import RunningSequence
 __all__ = ["CharDetokenizer", "LocalEngine", "Result", "request"]
 
 FINGERPRINT = b"scripted"
+_WITHOUT_FEATURES = frozenset(Capability) - {Capability.FEATURES}
 
 
 class CharDetokenizer:
@@ -76,19 +79,25 @@ class Result:
 
 
 class LocalEngine:
-    """Target and draft on scripted models; `draft` None: no draft is configured."""
+    """Target and draft on scripted models, or on engines given; `draft` None: no draft is configured.
+
+    A draft that is given is made anew whenever the draft process starts.
+    """
 
     def __init__(
         self,
         *,
-        target: ScriptedConfig | None = None,
-        draft: ScriptedConfig | None = None,
+        target: ScriptedConfig | ModelEngine | None = None,
+        draft: ScriptedConfig | Callable[[], ModelEngine] | None = None,
         config: TargetConfig | None = None,
         gate: GateSettings | None = None,
         draft_config: DraftConfig | None = None,
     ) -> None:
         self.clock = ManualClock()
-        self.engine = ScriptedEngine(target or ScriptedConfig())
+        config_or_engine = target or ScriptedConfig()
+        self.engine: ModelEngine = (
+            ScriptedEngine(config_or_engine) if isinstance(config_or_engine, ScriptedConfig) else config_or_engine
+        )
         self.config = config or TargetConfig()
         self._vocab = self.engine.limits.vocab_size
         self._incarnations = 0
@@ -106,6 +115,7 @@ class LocalEngine:
                 max_num_draft_tokens=self.config.max_draft_tokens_limit,
                 max_model_len=self.engine.limits.max_model_len,
                 max_num_seqs=self.config.max_num_seqs,
+                capabilities=frozenset(Capability) if isinstance(self.engine, HasFeatures) else _WITHOUT_FEATURES,
             )
             self.transport = LoopbackTransport(self._make_drafter, hello, self.clock)
         self.results: dict[int, Result] = {}
@@ -166,7 +176,7 @@ class LocalEngine:
     def _make_drafter(self) -> Drafter:
         assert self._draft is not None
         self._incarnations += 1
-        engine = ScriptedEngine(self._draft)
+        engine = ScriptedEngine(self._draft) if isinstance(self._draft, ScriptedConfig) else self._draft()
         identity = DraftIdentity(
             incarnation=self._incarnations,
             model="scripted-draft",

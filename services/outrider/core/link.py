@@ -21,6 +21,7 @@ __all__ = [
     "DraftStats",
     "Drain",
     "Evicted",
+    "Features",
     "Goodbye",
     "Hello",
     "HelloAck",
@@ -204,8 +205,28 @@ class Goodbye:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What the target's layers said about committed rows, for a draft that reads it."""
+
+    handle: int
+    first_position: int
+    num_rows: int
+    payload: bytes
+    """Rows of equal size, as the draft method defines them."""
+
+
 TargetEvent = (
-    OpenSequence | Resync | Verdicts | Launch | CloseSequence | PauseSequences | ResumeSequences | Ping | Goodbye
+    OpenSequence
+    | Resync
+    | Verdicts
+    | Launch
+    | CloseSequence
+    | PauseSequences
+    | ResumeSequences
+    | Ping
+    | Goodbye
+    | Features
 )
 
 

@@ -6,6 +6,7 @@ from outrider.core import link
 from outrider.core.errors import InvalidRequest
 from outrider.core.policy import RoundPlan
 from outrider.rpc.enums import CAPABILITIES, MODES, PROPOSAL_SOURCES, REASONS, RULES, protocol_error
+from outrider.rpc.feature_chunks import feature_chunks, features_from_proto
 from outrider.rpc.sampling_conversion import sampling_from_proto, sampling_to_proto
 from outrider.rpc.token_chunks import AssembledText, TextAssembler, token_chunks
 from outrider.v1 import generation_pb2
@@ -59,6 +60,8 @@ def target_event_to_proto(event: link.TargetEvent) -> list[pb.TargetEvent]:
     if isinstance(event, link.Resync):
         chunks = token_chunks(event.token_ids, event.first_position)
         return [pb.TargetEvent(resync=pb.Resync(handle=event.handle, text=chunk)) for chunk in chunks]
+    if isinstance(event, link.Features):
+        return [pb.TargetEvent(features=chunk) for chunk in feature_chunks(event)]
     return [_small_event_to_proto(event)]
 
 
@@ -231,6 +234,7 @@ _READERS: Mapping[str, Callable[[pb.TargetEvent], link.TargetEvent]] = {
     "launch": lambda message: _launch_from_proto(message.launch),
     "pause_sequences": lambda message: link.PauseSequences(handles=tuple(message.pause_sequences.handles)),
     "resume_sequences": lambda message: link.ResumeSequences(handles=tuple(message.resume_sequences.handles)),
+    "features": lambda message: features_from_proto(message.features),
     "ping": lambda message: link.Ping(nonce=message.ping.nonce),
     "goodbye": lambda message: link.Goodbye(reason=message.goodbye.reason),
 }

@@ -8,12 +8,14 @@ from outrider.core.policy import GateSettings
 from outrider.core.ports import Clock, DraftTransport
 from outrider.core.text import DetokenizerFactory
 from outrider.engine.base import ModelEngine
+from outrider.engine.features import HasFeatures
 from outrider.engine.sequence_kv import KVCache
 from outrider.target.admission import SequenceFactory
 from outrider.target.config import TargetConfig
 from outrider.target.counters import EngineCounters
 from outrider.target.draft_proposer import DraftProposer
 from outrider.target.draft_wait import DraftWait
+from outrider.target.feature_feed import FeatureFeed
 from outrider.target.gate import SpeculationGate
 from outrider.target.host import EngineHost
 from outrider.target.loop import Emit, EngineLoop
@@ -50,6 +52,12 @@ def build_loop(
     """Wire scheduler, gate, proposers and verifier around an engine."""
     limits = engine.limits
     counters = EngineCounters()
+    kv = KVCache(
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        enable_prefix_cache=config.enable_prefix_cache,
+    )
+    features = engine.features if isinstance(engine, HasFeatures) else None
     proposers: list[Proposer] = []
     if transport is not None:
         proposers.append(
@@ -59,15 +67,11 @@ def build_loop(
                 vocab_size=num_valid_ids,
                 wait=DraftWait(limit_s=config.max_draft_wait_s),
                 counters=counters.proposers,
+                feed=None if features is None else FeatureFeed(features, kv),
             )
         )
     if config.prompt_lookup_max:
         proposers.append(NgramProposer(min_n=config.prompt_lookup_min, max_n=config.prompt_lookup_max))
-    kv = KVCache(
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        enable_prefix_cache=config.enable_prefix_cache,
-    )
     scheduler = Scheduler(config, kv)
     return EngineLoop(
         scheduler=scheduler,

@@ -33,6 +33,7 @@ from outrider.core.ports import Clock, DraftTransport
 from outrider.core.proposal import Proposal
 from outrider.core.speculation import SpeculationMode, SpeculationReason
 from outrider.target.draft_wait import DraftWait
+from outrider.target.feature_feed import FeatureFeed
 from outrider.target.held_sequence import HeldSequence, Phase, check_proposal
 from outrider.target.proposers import DraftTimes, ProposerCounters
 from outrider.target.running import Round, RunningSequence
@@ -54,12 +55,15 @@ class DraftProposer:
         vocab_size: int,
         wait: DraftWait,
         counters: ProposerCounters,
+        feed: FeatureFeed | None = None,
     ) -> None:
+        """`feed`: where a draft's features come from, if the engine stores any."""
         self._transport = transport
         self._clock = clock
         self._vocab_size = vocab_size
         self._wait = wait
         self._counters = counters
+        self._feed = feed
         self._held: dict[int, HeldSequence] = {}
         self._outgoing: list[TargetEvent] = []
         """Events that nobody waits for: they travel with the next that somebody does, or the next Launch."""
@@ -187,6 +191,7 @@ class DraftProposer:
             events.append(Ping(nonce=self._step))
         if self.problem() is None:
             events += self._openings(one.running for one in going)
+            events += self._features(going)
             events += self._verdicts(going)
         self._outgoing += events
         if not going or any(one.running.plan.mode is SpeculationMode.SEQUENTIAL for one in going):
@@ -225,13 +230,24 @@ class DraftProposer:
             events.append(held.opening())
         return events
 
+    def _features(self, going: Sequence[Round]) -> Sequence[TargetEvent]:
+        """What the draft lacks of the sequences that go on, and of those that are being opened."""
+        if not self._feeds or self._feed is None:
+            return ()
+        return self._feed.events(self._held.values(), going={one.running.handle for one in going})
+
+    @property
+    def _feeds(self) -> bool:
+        """Whether the draft reads features."""
+        return self._link is not None and Capability.FEATURES in self._link.hello.capabilities
+
     def _verdicts(self, rounds: Iterable[Round]) -> list[TargetEvent]:
         self._step += 1
         events: list[TargetEvent] = []
         rows: list[VerdictRow] = []
         for one in rounds:
             held = self._held.get(one.running.handle)
-            if held is None or held.phase is not Phase.READY:
+            if held is None or held.phase is not Phase.READY or (self._feeds and not FeatureFeed.is_fed(held)):
                 continue
             resync, row = held.verdict(one)
             events += resync

@@ -40,6 +40,8 @@ class HeldSequence:
         """Committed length that the draft was asked to continue and to answer for."""
         self.book = OutcomeBook()
         """Blocks pushed ahead for the outcomes of the step in flight."""
+        self.features_sent = 0
+        """Rows whose features were sent: all positions below it."""
         self._sent_len = 0
         """Length of the text at the draft once it has applied everything that was sent."""
         self._hash = PrefixHash()
@@ -74,6 +76,7 @@ class HeldSequence:
         if not 0 <= have_len <= self.sequence.committed_len:
             return False
         self._sent_len = min(self._sent_len, have_len)
+        self.features_sent = min(self.features_sent, have_len)
         self.awaited_len = None
         return True
 

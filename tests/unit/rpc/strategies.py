@@ -194,6 +194,15 @@ target_events: st.SearchStrategy[link.TargetEvent] = st.one_of(
     st.builds(link.ResumeSequences, handles=handles),
     st.builds(link.Ping, nonce=u64),
     st.builds(link.Goodbye, reason=text),
+    st.integers(1, 3).flatmap(
+        lambda rows: st.builds(
+            link.Features,
+            handle=u64,
+            first_position=st.integers(0, 2**31),
+            num_rows=st.just(rows),
+            payload=st.integers(1, 4).flatmap(lambda size: st.binary(min_size=rows * size, max_size=rows * size)),
+        )
+    ),
 )
 
 

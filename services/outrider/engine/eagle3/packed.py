@@ -68,6 +68,6 @@ class PackedHead:
     def logits(self, output: Tensor) -> Tensor:
         """Logits in the target's ids, float32 [n, vocab]: -inf where the head has none."""
         drafted = self._lm_head(self._norm(output)).float()
-        logits = drafted.new_full((drafted.shape[0], self._vocab_size), -torch.inf)
+        logits: Tensor = drafted.new_full((drafted.shape[0], self._vocab_size), -torch.inf)
         logits[:, self._target_ids] = drafted
         return logits
