@@ -51,6 +51,10 @@ class ScriptedTokenizer:
         lines = [f"{one.role}:{one.content}" for one in messages]
         return self.encode("\n".join(lines if continue_final_message else [*lines, "assistant:"]))
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The character, in UTF-8."""
+        return self._characters[token_id].encode()
+
     def detokenizer(self, *, context: Sequence[int], skip_special_tokens: bool) -> "_Detokenizer":
         """Make a detokenizer; neither argument matters here."""
         return _Detokenizer(self._characters)

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from outrider.core.errors import ConfigError
 from outrider.core.generation import ChatMessage
 from outrider.engine.detokenizer import IncrementalDetokenizer
+from outrider.engine.token_bytes import TokenByteTable
 from outrider.engine.vocabulary import Vocabulary
 
 __all__ = ["Tokenizer"]
@@ -33,6 +34,7 @@ class Tokenizer:
         self._backend = self._tokenizer.backend_tokenizer
         self._vocabulary = Vocabulary(tokens=_tokens_by_id(self._backend))
         self._eos_token_ids = _eos_token_ids(folder, self._tokenizer)
+        self._bytes = TokenByteTable(self._backend)
 
     @property
     def vocab_size(self) -> int:
@@ -81,6 +83,10 @@ class Tokenizer:
         """The text of a whole sequence; bytes that are no valid UTF-8 become U+FFFD."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; not always whole characters."""
+        return self._bytes.token_bytes(token_id)
 
     def detokenizer(self, *, context: Sequence[int], skip_special_tokens: bool) -> IncrementalDetokenizer:
         """Make a detokenizer for one sequence (a `core.text.DetokenizerFactory`)."""

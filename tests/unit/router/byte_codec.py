@@ -57,6 +57,9 @@ class ByteCodec:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return _SPECIAL[token_id].encode() if token_id in _SPECIAL else bytes([token_id % 256])
+
     def encode_chat(self, messages: Sequence[ChatMessage], *, continue_final_message: bool) -> list[int]:
         if any(one.content == "refuse me" for one in messages):
             raise ValueError("the template refuses this conversation")
