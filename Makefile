@@ -41,7 +41,7 @@ soak: $(VENV)/.installed ## Many streams with random aborts; SECONDS=300, SOAK="
 	$(BIN)/outrider models prepare $(MODEL)
 	$(BIN)/outrider soak --seconds $(or $(SECONDS),300) $(SOAK)
 
-check: $(VENV)/.installed ## Lint, format, types, dependency rules, stub drift, contract compatibility
+check: $(VENV)/.installed ## Lint, format, types, dependency rules, stub drift, contract, dashboards and alerts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -49,6 +49,13 @@ check: $(VENV)/.installed ## Lint, format, types, dependency rules, stub drift, 
 	PATH="$(abspath $(BIN)):$$PATH" protos/generate.sh --check
 	$(BIN)/buf lint protos
 	$(BIN)/buf breaking protos --against protos/baseline.binpb
+	$(BIN)/python -m infra.observability.dashboards.write --check
+	@if command -v promtool >/dev/null; then \
+	  promtool check rules infra/observability/prometheus/rules.yaml && \
+	  promtool test rules infra/observability/prometheus/rules_test.yaml; \
+	else \
+	  echo "SKIPPED: the alerting rules, for promtool is not installed (Debian: apt-get install prometheus)" >&2; \
+	fi
 
 protos: $(VENV)/.installed ## Regenerate the stubs in services/outrider/v1 from protos/
 	PATH="$(abspath $(BIN)):$$PATH" protos/generate.sh
