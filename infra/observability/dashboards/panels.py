@@ -71,7 +71,7 @@ def share(part: str, whole: str, by: str = "engine", where: str = WHERE) -> str:
 
 
 def level(gauge: str, by: str = "engine", where: str = WHERE, how: str = "max") -> str:
-    """A gauge. `max`: the worker that wrote it may have a dead predecessor whose last value lingers."""
+    """A gauge. `max`: for some seconds a dead worker and its successor both have one."""
     return f"{how} by ({by}) (ray_{gauge}{{{where}}})"
 
 
