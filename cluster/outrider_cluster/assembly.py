@@ -8,6 +8,7 @@ from outrider.core.speculation import VerificationRule
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
 from outrider.router.limits import AdmissionLimits, RouterLimits
+from outrider.rpc.tls import TlsFiles
 from outrider.target.config import TargetConfig
 from outrider.target.supervision import SupervisionPolicy
 from outrider_cluster.emulated import emulated_engine
@@ -34,6 +35,7 @@ __all__ = [
     "supervision_policy",
     "target_config",
     "target_engine_config",
+    "tls_files",
 ]
 
 _GIB = 1 << 30
@@ -139,6 +141,14 @@ def load_targets(target: TargetSettings) -> LoadTargets:
         kv_usage=scaling.target_kv_usage,
         queue_s=scaling.target_queue_s,
     )
+
+
+def tls_files(settings: Settings) -> TlsFiles | None:
+    """The certificates of the data plane; None: plain text."""
+    tls = settings.data_plane.tls
+    if tls is None:
+        return None
+    return TlsFiles(cert_file=tls.cert_file, key_file=tls.key_file, ca_file=tls.ca_file, server_name=tls.server_name)
 
 
 def supervision_policy(settings: Settings) -> SupervisionPolicy:

@@ -15,8 +15,9 @@ from outrider.rpc.link_server import SpeculationServicer
 from outrider.rpc.server import RunningServer, ServerOptions, start_server
 from outrider.target.builder import MonotonicClock
 from outrider.telemetry.draft_metrics import DraftReport
+from outrider.telemetry.spans import DraftSpans
 from outrider.v1.speculation_pb2_grpc import add_SpeculationServiceServicer_to_server
-from outrider_cluster.assembly import draft_config, draft_engine_config, draft_model_name
+from outrider_cluster.assembly import draft_config, draft_engine_config, draft_model_name, tls_files
 from outrider_cluster.codec import draft_codec
 from outrider_cluster.memory import check_start, draft_plan
 from outrider_cluster.sections import DraftSettings
@@ -74,8 +75,10 @@ class DraftRuntime:
         await self._server.stop(_STOP_S)
 
 
-async def start_draft(settings: Settings, draft: DraftSettings, *, incarnation: int, host: str) -> DraftRuntime:
-    """Load the model and serve on `host`. Raises `ConfigError` or `CompatibilityError` with the cause."""
+async def start_draft(
+    settings: Settings, draft: DraftSettings, *, incarnation: int, host: str, spans: DraftSpans | None = None
+) -> DraftRuntime:
+    """Load the model and serve on `host`; `spans`: where traces go. Raises `ConfigError` or `CompatibilityError` with the cause."""
     share_interpreter()
     environment = Environment.read()
     codec = await asyncio.to_thread(draft_codec, settings, draft, environment, _log.info)
@@ -94,9 +97,13 @@ async def start_draft(settings: Settings, draft: DraftSettings, *, incarnation: 
         ),
         config=config,
         clock=MonotonicClock(),
+        spans=spans,
     )
     loop = DraftLoop(drafter=drafter, config=config)
     await asyncio.to_thread(loop.start)
     servicer = SpeculationServicer(loop, auth_token=environment.auth_token)
-    server = await start_server([partial(add_SpeculationServiceServicer_to_server, servicer)], ServerOptions(host=host))
+    server = await start_server(
+        [partial(add_SpeculationServiceServicer_to_server, servicer)],
+        ServerOptions(host=host, tls=tls_files(settings)),
+    )
     return DraftRuntime(loop, drafter, kv, servicer, server)

@@ -9,10 +9,11 @@ from pydantic import Field, PositiveInt, ValidationError
 from outrider.core.errors import ConfigError
 from outrider.router.api_keys import ApiKey, KeyRing
 from outrider.router.limits import KeyLimits
+from outrider_cluster.sections import SecuritySettings
 from outrider_cluster.sections.base import Section
 from outrider_cluster.yaml_source import YamlSource
 
-__all__ = ["KeyFile", "follow"]
+__all__ = ["KeyFile", "KeyFollower"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,16 +77,46 @@ class KeyFile:
         return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-async def follow(file: KeyFile, ring: KeyRing, *, interval_s: float) -> None:
-    """Keep a ring equal to a file, for ever. A file that cannot be used leaves the last keys in force."""
-    while True:
-        await asyncio.sleep(interval_s)
-        if not await asyncio.to_thread(file.changed):
-            continue
-        try:
-            keys = await asyncio.to_thread(file.read)
-            ring.replace(keys)
-        except ConfigError as error:
-            _log.error("API keys stay as they were: %s", error)
+class KeyFollower:
+    """A ring of keys that stays equal to a file, for as long as one is named. Used on one event loop."""
+
+    def __init__(self, interval_s: float = 1.0) -> None:
+        self.ring = KeyRing()
+        self._interval_s = interval_s
+        self._path: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def apply(self, security: SecuritySettings) -> None:
+        """Use this file from now on; without one, everybody may call. Raises `ConfigError`, and changes nothing."""
+        path = security.api_keys_file
+        if path == self._path:
+            return
+        if path is None:
+            self.ring.open_to_all()
         else:
-            _log.info("%d API keys are in force", len(keys))
+            file = KeyFile(Path(path))
+            self.ring.replace(await asyncio.to_thread(file.read))
+        self.close()
+        self._path = path
+        if path is not None:
+            self._task = asyncio.create_task(self._follow(file), name="api-keys")
+
+    def close(self) -> None:
+        """Follow no longer."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _follow(self, file: KeyFile) -> None:
+        """A file that cannot be used leaves the last keys in force: a mistake in it locks nobody out."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            if not await asyncio.to_thread(file.changed):
+                continue
+            try:
+                keys = await asyncio.to_thread(file.read)
+                self.ring.replace(keys)
+            except ConfigError as error:
+                _log.error("API keys stay as they were: %s", error)
+            else:
+                _log.info("%d API keys are in force", len(keys))

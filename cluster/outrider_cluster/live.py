@@ -24,6 +24,7 @@ LIVE_FIELDS: dict[str, frozenset[str]] = {
             "max_timeout_s",
         }
     ),
+    "security": frozenset({"api_keys_file"}),
 }
 """Fields that the routers apply within one engine step, by section."""
 

@@ -5,12 +5,15 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from opentelemetry.sdk.trace import TracerProvider
+
 from outrider.core.dispatch import EngineHello
 from outrider.core.link import Hello
 from outrider.engine.base import ModelEngine
 from outrider.engine.config import EngineConfig
 from outrider.rpc.dispatch_server import DispatchServicer
-from outrider.rpc.link_client import GrpcDraftTransport
+from outrider.rpc.link_client import GrpcDraftTransport, LinkOptions
+from outrider.rpc.link_stream import StreamOptions
 from outrider.rpc.server import RunningServer, ServerOptions, start_server
 from outrider.target.builder import MonotonicClock, build_host
 from outrider.target.host import EngineHost
@@ -19,7 +22,7 @@ from outrider.telemetry.engine_metrics import EngineMetrics
 from outrider.telemetry.sequence_spans import SequenceTracer
 from outrider.telemetry.sink import MetricSink, NullSink
 from outrider.v1.dispatch_pb2_grpc import add_DispatchServiceServicer_to_server
-from outrider_cluster.assembly import gate_settings, target_config, target_engine_config
+from outrider_cluster.assembly import gate_settings, target_config, target_engine_config, tls_files
 from outrider_cluster.codec import Codec, target_codec
 from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
 from outrider_cluster.memory import check_start, target_plan
@@ -31,6 +34,7 @@ __all__ = ["PrimaryRank"]
 _log = logging.getLogger(__name__)
 
 _STOP_S = 1.0
+_FLUSH_MS = 500
 _PUBLISH_INTERVAL_S = 1.0
 
 
@@ -67,6 +71,7 @@ class PrimaryRank:
             sink or NullSink(), {"model_name": settings.model.public_name, "engine": identity.engine_id}
         )
         self._publishing: asyncio.Task[None] | None = None
+        self._provider: TracerProvider | None = None
 
     async def open_meeting(self) -> Meeting:
         """Listen for the other ranks; they are told the result."""
@@ -102,7 +107,8 @@ class PrimaryRank:
         )
         servicer = DispatchServicer(self._host, auth_token=self._environment.auth_token)
         self._server = await start_server(
-            [partial(add_DispatchServiceServicer_to_server, servicer)], ServerOptions(host=self._host_address)
+            [partial(add_DispatchServiceServicer_to_server, servicer)],
+            ServerOptions(host=self._host_address, tls=tls_files(self._settings)),
         )
         self._host.start()
         if self._transport is not None:
@@ -137,6 +143,8 @@ class PrimaryRank:
         """Tell every router why this engine ends, and stop serving. Bounded in time."""
         if self._host is not None:
             self._host.fail(cause)
+        if self._provider is not None:
+            await asyncio.to_thread(self._provider.force_flush, _FLUSH_MS)
         if self._server is not None:
             # The grace lets the failure reach the routers before their streams are cut.
             await self._server.stop(_STOP_S)
@@ -168,7 +176,12 @@ class PrimaryRank:
 
     def _spans(self) -> SequenceTracer | None:
         provider = provider_for(self._settings.telemetry, Role.TARGET, self._identity.engine_id)
-        return None if provider is None else SequenceTracer(provider, engine_id=self._identity.engine_id)
+        if provider is None:
+            return None
+        self._provider = provider
+        return SequenceTracer(
+            provider, engine_id=self._identity.engine_id, step_interval=self._settings.telemetry.step_interval
+        )
 
     async def _publish(self, host: EngineHost) -> None:
         while True:
@@ -201,4 +214,5 @@ class PrimaryRank:
             max_num_seqs=config.max_num_seqs,
             auth_token=self._environment.auth_token,
         )
-        return GrpcDraftTransport(hello, clock=self._clock)
+        options = LinkOptions(stream=StreamOptions(tls=tls_files(self._settings)))
+        return GrpcDraftTransport(hello, clock=self._clock, options=options)

@@ -31,6 +31,7 @@ SERVICER_FUNCTIONS = (
 """What Serve's gRPC proxy accepts; the router implements all of it."""
 
 _LOOPBACK = "127.0.0.1"
+_EVERYWHERE = "0.0.0.0"
 # No tensors travel through Ray's object store.
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 
@@ -40,7 +41,8 @@ class Ingress:
     """Where clients connect."""
 
     grpc_address: str
-    http_address: str
+    http_address: str | None
+    """None: the HTTP door is not enabled."""
     metrics_addresses: tuple[str, ...] = ()
     """Prometheus ports of the nodes that were there at the start."""
 
@@ -58,15 +60,17 @@ def running_serve(settings: Settings, signals: StopSignals | None = None) -> Ite
         http_port = stack.enter_context(_reserved_port(settings.http.port, "http.port"))
         stack.enter_context(_cluster(settings, signals))
         local = settings.ray.address is None
+        http_host = settings.http.host or (_LOOPBACK if local else _EVERYWHERE)
         serve.start(
             proxy_location=ProxyLocation.HeadOnly if local else ProxyLocation.EveryNode,
-            http_options=HTTPOptions(host=_LOOPBACK if local else "0.0.0.0", port=http_port),
+            http_options=HTTPOptions(host=http_host, port=http_port),
             grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=list(SERVICER_FUNCTIONS)),
         )
         host = _LOOPBACK if local else own_address()
+        reached_at = host if http_host == _EVERYWHERE else http_host
         yield Ingress(
             grpc_address=f"{host}:{grpc_port}",
-            http_address=f"{host}:{http_port}",
+            http_address=f"{reached_at}:{http_port}" if settings.http.enabled else None,
             metrics_addresses=_metrics_addresses(),
         )
 
@@ -91,6 +95,7 @@ def _init(settings: Settings) -> None:
         num_cpus=options.num_cpus or math.ceil(resources_needed(settings).cpus),
         num_gpus=options.num_gpus,
         include_dashboard=options.dashboard,
+        dashboard_host=_LOOPBACK,
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
         _metrics_export_port=options.metrics_port or None,

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -13,11 +14,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from outrider.core.errors import ConfigError, EngineUnavailable
 from outrider.core.generation import Caller
 from outrider.core.ports import Endpoint
 from outrider.router.engine_pool import EnginePool
+from outrider.router.openai.door import DoorOptions, OpenAIDoor
 from outrider.router.run import FailoverSettings
 from outrider.router.service import RouterService, ServiceSettings
 from outrider.router.timing import LoopTime
@@ -28,10 +32,12 @@ from outrider.rpc.health import Health
 from outrider.telemetry.request_metrics import RequestMetrics
 from outrider.telemetry.request_spans import RequestTracer
 from outrider.v1 import generation_pb2 as pb
-from outrider_cluster.assembly import gate_settings, router_limits
-from outrider_cluster.codec import target_codec
+from outrider_cluster.assembly import gate_settings, router_limits, tls_files
+from outrider_cluster.codec import Codec, target_codec
 from outrider_cluster.deployment_service import DeploymentService
 from outrider_cluster.directory import ServeDirectory
+from outrider_cluster.http_ingress import AsgiAnswer, closed
+from outrider_cluster.key_file import KeyFollower
 from outrider_cluster.observability import Role, provider_for
 from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.settings import Environment, Settings
@@ -42,6 +48,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_MIB = 1 << 20
 _CONNECT_TIMEOUT_S = 5.0
 _ABORT_TIMEOUT_S = 2.0
 _HEALTH_INTERVAL_S = 0.25
@@ -61,6 +68,8 @@ class RouterIngress:
         self._router: RouterService | None = None
         self._pool: EnginePool | None = None
         self._handlers: GenerationHandlers | None = None
+        self._http: ASGIApp = closed
+        self._keys = KeyFollower()
         self._health = Health(PUBLIC_SERVICES)
         self._watching: asyncio.Task[None] | None = None
         self._sink = RayMetricSink()
@@ -72,6 +81,7 @@ class RouterIngress:
         Another model takes another router: what ran here fails as retryable.
         """
         settings = Settings.model_validate(user_config)
+        await self._keys.apply(settings.security)
         before, self._settings = self._settings, settings
         if self._router is not None and before is not None and before.model == settings.model:
             try:
@@ -108,15 +118,32 @@ class RouterIngress:
             limits=router_limits(settings),
             time=LoopTime(),
             broadcast_abort=self._abort_elsewhere,
+            limits_of=self._keys.ring.limits_of,
             metrics=metrics,
-            spans=None if self._provider is None else RequestTracer(self._provider),
+            spans=None if self._provider is None else RequestTracer(self._provider, record_text=settings.telemetry.record_text),
             settings=ServiceSettings(failover=FailoverSettings(rebuild_wait_s=settings.router.failover_wait_s)),
         )
         await self._router.start()
-        self._handlers = GenerationHandlers(DeploymentService(self._router, lambda: directory.views))
+        service = DeploymentService(self._router, lambda: directory.views)
+        self._handlers = GenerationHandlers(service, self._keys.ring.authenticate)
+        self._http = self._door(settings, service, codec, self._pool) if settings.http.enabled else closed
         if self._watching is not None:
             self._watching.cancel()
         self._watching = asyncio.create_task(self._watch(self._pool, metrics), name="router-health")
+
+    def _door(self, settings: Settings, service: DeploymentService, codec: Codec, pool: EnginePool) -> ASGIApp:
+        return OpenAIDoor(
+            service,
+            tokens=codec,
+            authenticate=self._keys.ring.authenticate,
+            ready=lambda: any(one.ready for one in pool.statuses()),
+            options=DoorOptions(max_body_bytes=round(settings.http.max_body_mib * _MIB)),
+            started_at_s=time.time(),
+        ).app
+
+    async def __call__(self, request: Request) -> AsgiAnswer:
+        """Every HTTP request of Serve's proxy."""
+        return AsgiAnswer(self._http)
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext) -> pb.GenerateResponse:
         """`GenerationService/Generate`."""
@@ -186,6 +213,7 @@ class RouterIngress:
         raise EngineUnavailable("; ".join(one.problem for one in pool.statuses()) or "no engine is known")
 
     async def __del__(self) -> None:
+        self._keys.close()
         if self._watching is not None:
             self._watching.cancel()
         if self._router is not None:
@@ -205,6 +233,7 @@ class RouterIngress:
             self._context.replica_id.unique_id,
             _CONNECT_TIMEOUT_S,
             auth_token=self._environment.auth_token,
+            tls=None if self._settings is None else tls_files(self._settings),
         )
 
     async def _abort_elsewhere(self, request_id: str, caller: Caller) -> bool:

@@ -22,6 +22,9 @@ class Served:
     """A running deployment."""
 
     address: str
+    """Of the gRPC ingress."""
+    http_address: str
+    """Of the HTTP door; empty where it is not enabled."""
     config: Path
     process: psutil.Process
 
@@ -64,8 +67,13 @@ def served(config: Path, log: Path) -> Iterator[Served]:
     descendants = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     try:
         assert line.startswith("ready grpc="), f"{line!r}; {log.read_text()[-4000:]}"
-        address = line.removeprefix("ready grpc=").strip()
-        yield Served(address=address, config=config, process=psutil.Process(process.pid))
+        addresses = dict(word.split("=", 1) for word in line.split()[1:])
+        yield Served(
+            address=addresses["grpc"],
+            http_address=addresses.get("http", ""),
+            config=config,
+            process=psutil.Process(process.pid),
+        )
     finally:
         if process.poll() is None:
             descendants = psutil.Process(process.pid).children(recursive=True)

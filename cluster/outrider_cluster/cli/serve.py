@@ -33,7 +33,8 @@ def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM. SIGHUP reads the file again and applies it without a break.
 
-    Prints one line on standard output once an engine serves: ready grpc=HOST:PORT
+    Prints one line on standard output once an engine serves: ready grpc=HOST:PORT http=HOST:PORT
+    (without the second where http.enabled is false).
     """
     with no_process_left(), StopSignals() as signals, errors_as_exit_codes(), claimed_stdout() as announce:
         settings = default_settings() if config is None else load_settings(config)
@@ -44,7 +45,8 @@ def serve(
         with running_service(settings, progress, signals) as service:
             hangups: SimpleQueue[int] = SimpleQueue()
             signal.signal(signal.SIGHUP, lambda number, frame: hangups.put(number))
-            announce(f"ready grpc={service.ingress.grpc_address}")
+            http = service.ingress.http_address
+            announce(f"ready grpc={service.ingress.grpc_address}" + (f" http={http}" if http else ""))
             while hangups.get():
                 _reload(config, service)
 

@@ -2,13 +2,18 @@
 
 from dataclasses import dataclass
 
+import grpc
+import grpc.aio
+
 from outrider.core.errors import ConfigError
+from outrider.rpc.tls import TlsFiles
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
     "Keepalive",
     "Options",
     "client_channel_options",
+    "data_plane_channel",
     "data_plane_channel_options",
     "server_options",
 ]
@@ -46,6 +51,15 @@ def data_plane_channel_options(keepalive: Keepalive) -> Options:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
     ]
+
+
+def data_plane_channel(address: str, keepalive: Keepalive, tls: TlsFiles | None) -> grpc.aio.Channel:
+    """A channel inside the cluster. Raises `ConfigError` when a certificate cannot be read."""
+    options = data_plane_channel_options(keepalive)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    named = [*options, ("grpc.ssl_target_name_override", tls.server_name)]
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=named)
 
 
 def client_channel_options() -> Options:

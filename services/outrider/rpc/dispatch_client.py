@@ -18,13 +18,14 @@ from outrider.core.dispatch import (
     SequenceErrorCode,
     SequenceFailure,
 )
-from outrider.core.errors import EngineUnavailable, InvalidRequest, Overloaded, ProtocolError
+from outrider.core.errors import ConfigError, EngineUnavailable, InvalidRequest, Overloaded, ProtocolError
 from outrider.core.mailbox import AsyncMailbox
 from outrider.rpc.aio_calls import describe, open_stream
-from outrider.rpc.channel_options import Keepalive, data_plane_channel_options
+from outrider.rpc.channel_options import Keepalive, data_plane_channel
 from outrider.rpc.dispatch_conversion import DISPATCH_PROTOCOL_VERSION, command_to_proto, event_from_proto
 from outrider.rpc.errors import domain_error
 from outrider.rpc.message_groups import in_groups
+from outrider.rpc.tls import TlsFiles
 from outrider.v1 import dispatch_pb2 as pb
 from outrider.v1.dispatch_pb2_grpc import DispatchServiceStub
 
@@ -73,9 +74,13 @@ class GrpcEngineSession:
         *,
         auth_token: str = "",
         keepalive: Keepalive | None = None,
+        tls: TlsFiles | None = None,
     ) -> "GrpcEngineSession":
         """Connect and greet. Raises `EngineUnavailable` naming the cause."""
-        channel = grpc.aio.insecure_channel(address, options=data_plane_channel_options(keepalive or Keepalive()))
+        try:
+            channel = data_plane_channel(address, keepalive or Keepalive(), tls)
+        except ConfigError as error:
+            raise EngineUnavailable(str(error)) from error
         try:
             async with asyncio.timeout(timeout_s):
                 call = open_stream(DispatchServiceStub(channel).Connect)

@@ -12,11 +12,12 @@ import grpc.aio
 from outrider.core.errors import ConfigError, ProtocolError
 from outrider.core.link import DraftEvent, Drain, Goodbye, Hello, HelloAck, LinkError, TargetEvent
 from outrider.rpc.aio_calls import describe, is_being_cancelled, open_stream
-from outrider.rpc.channel_options import Keepalive, data_plane_channel_options
+from outrider.rpc.channel_options import Keepalive, data_plane_channel
 from outrider.rpc.counters import LinkCounters
 from outrider.rpc.link_conversion import LinkIdentity, LinkReader, LinkWriter
 from outrider.rpc.link_draft_conversion import draft_event_from_proto
 from outrider.rpc.link_inbox import Outbox
+from outrider.rpc.tls import TlsFiles
 from outrider.v1 import speculation_pb2 as pb
 from outrider.v1.speculation_pb2_grpc import SpeculationServiceStub
 
@@ -34,6 +35,8 @@ class StreamOptions:
     goodbye_timeout_s: float = 1.0
     """From Goodbye until the stream is cut."""
     keepalive: Keepalive = field(default_factory=Keepalive)
+    tls: TlsFiles | None = None
+    """Mutual TLS; None: plain text."""
 
     def __post_init__(self) -> None:
         for name in ("hello_timeout_s", "goodbye_timeout_s"):
@@ -77,7 +80,10 @@ class LinkStream:
     @classmethod
     async def connect(cls, address: str, hello: Hello, options: StreamOptions, counters: LinkCounters) -> "LinkStream":
         """Connect and greet. Raises `LinkLost`."""
-        channel = grpc.aio.insecure_channel(address, options=data_plane_channel_options(options.keepalive))
+        try:
+            channel = data_plane_channel(address, options.keepalive, options.tls)
+        except ConfigError as error:
+            raise LinkLost(str(error), refused=True) from error
         try:
             async with asyncio.timeout(options.hello_timeout_s):
                 return await cls._greet(channel, hello, options, counters)

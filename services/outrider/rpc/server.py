@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.core.errors import ConfigError
 from outrider.rpc.channel_options import Keepalive, server_options
+from outrider.rpc.tls import TlsFiles
 
 __all__ = ["RunningServer", "ServerOptions", "start_server"]
 
@@ -25,6 +26,8 @@ class ServerOptions:
     """At stop, running calls may go on this long before they are cancelled."""
     reflection: tuple[str, ...] = ()
     """Full names of the services that reflection shows; none: no reflection."""
+    tls: TlsFiles | None = None
+    """Mutual TLS; None: plain text."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
@@ -63,7 +66,10 @@ async def start_server(
         reflection.enable_server_reflection([*options.reflection, reflection.SERVICE_NAME], server)
     host = f"[{options.host}]" if ":" in options.host else options.host
     try:
-        port = server.add_insecure_port(f"{host}:{options.port}")
+        if options.tls is None:
+            port = server.add_insecure_port(f"{host}:{options.port}")
+        else:
+            port = server.add_secure_port(f"{host}:{options.port}", options.tls.server_credentials())
     except RuntimeError as error:
         raise ConfigError(f"port: cannot listen on {host}:{options.port}") from error
     await server.start()
