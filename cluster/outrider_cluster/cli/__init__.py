@@ -6,6 +6,7 @@ import typer
 
 from outrider_cluster.cli.bench import bench
 from outrider_cluster.cli.demo import demo
+from outrider_cluster.cli.distill import distill
 from outrider_cluster.cli.emulate import emulate
 from outrider_cluster.cli.generate import generate
 from outrider_cluster.cli.models import models
@@ -31,6 +32,7 @@ app.command()(demo)
 app.command()(plan)
 app.command()(emulate)
 app.command()(bench)
+app.command()(distill)
 app.command()(soak)
 app.command(name="serve-config")(serve_config)
 app.add_typer(models, name="models")

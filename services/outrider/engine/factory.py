@@ -44,6 +44,7 @@ def _build_torch(config: EngineConfig, progress: Progress) -> ModelEngine:
     import torch
 
     from outrider.engine.cuda_path import paged_options, use_device
+    from outrider.engine.draft_vocabulary import read_draft_vocabulary, reduce_head, scatter_head
     from outrider.engine.eagle3.build import build_capture
     from outrider.engine.loading import load_causal_lm, load_config
     from outrider.engine.packing import pack_model, pack_model_int4
@@ -57,13 +58,18 @@ def _build_torch(config: EngineConfig, progress: Progress) -> ModelEngine:
     shape = ModelShape.of_config(hf_config)
     # Before the weights are read: a setting that cannot work should say so at once.
     limits = limits_for(config, shape, dtype)
+    own_ids = read_draft_vocabulary(folder, shape.vocab_size)
     model = load_causal_lm(folder, dtype)
+    if own_ids is not None:
+        reduce_head(model, own_ids)
     device = use_device(config.device)
     model.to(device=device)  # type: ignore[call-arg]
     if config.quantization == "int4":
         pack_model_int4(model)
     else:
         pack_model(model)
+    if own_ids is not None:
+        scatter_head(model, own_ids.to(device), shape.vocab_size)
     features = build_capture(config, hf_config, limits, device=device, progress=progress)
     return TorchEngine(model, shape, limits, paged_options(config, shape, limits, dtype, device), features)
 

@@ -1,0 +1,136 @@
+"""`outrider distill`: make a draft for a target from the target's own answers."""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from outrider.core.errors import ConfigError
+from outrider_cluster.cli.terminal import errors_as_exit_codes, messages, progress
+from outrider_cluster.settings import Environment
+from outrider_cluster.stopping import StopSignals
+
+if TYPE_CHECKING:
+    from outrider.distill.evaluation import ClassAcceptance
+    from outrider.distill.pipeline import Stage, StageListener
+
+__all__ = ["distill"]
+
+_SETS = "code,chat"
+
+Output = Annotated[Path, typer.Option(help="The draft's folder; run again with it to go on where a run stopped.")]
+Method = Annotated[
+    Literal["draft_model", "eagle3"], typer.Option(help="A small model, or a head on the target's features.")
+]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(help="A .jsonl file of prompts or a JSON file in ShareGPT's format; without: made up by the target."),
+]
+HeldOut = Annotated[str, typer.Option(help="Prompt sets that acceptance is measured on, comma-separated; or none.")]
+DType = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of sampling and evaluation.")]
+
+
+def distill(
+    output: Output,
+    target: Annotated[str, typer.Option(help="The target model.")] = "smollm2-135m",
+    prompts: PromptFile = None,
+    minutes: Annotated[float, typer.Option(help="For everything, about.")] = 60.0,
+    method: Method = "draft_model",
+    layers: Annotated[int, typer.Option(help="Of the draft model; they start from the target's.")] = 4,
+    vocabulary: Annotated[int, typer.Option(help="Ids that the draft can propose.")] = 6144,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of a sampled answer.")] = 112,
+    slots: Annotated[int, typer.Option(help="Texts sampled at once.")] = 64,
+    held_out: HeldOut = _SETS,
+    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    dtype: DType = "bfloat16",
+    threads: Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")] = None,
+    seed: Annotated[int, typer.Option(help="Of prompts, texts and training.")] = 1,
+) -> None:
+    """Sample a target's answers, train a draft on them, measure its acceptance. Stages resume."""
+    threads = threads or os.cpu_count() or 1
+    # Read when torch is loaded; threads that spin beside others' work slow everything down.
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with StopSignals(), errors_as_exit_codes():
+        if not minutes > 0:
+            raise ConfigError(f"--minutes: {minutes} is not above 0")
+        from outrider.distill.pipeline import distill as run
+        from outrider.distill.settings import DistillSettings, StageMinutes
+        from outrider.local.bench.prompts import load_prompt_file
+
+        settings = DistillSettings(
+            target=target,
+            output=output,
+            minutes=StageMinutes.of_total(minutes),
+            method=method,
+            prompts=() if prompts is None else tuple(one.text for one in load_prompt_file(prompts).prompts),
+            held_out=_held_out(held_out),
+            device=device,
+            dtype=dtype,
+            threads=threads,
+            num_layers=layers,
+            vocabulary_size=vocabulary,
+            max_new_tokens=max_tokens,
+            num_slots=slots,
+            seed=seed,
+            cache_dir=Environment.read().cache_dir,
+            command=shlex.join(["outrider", *sys.argv[1:]]),
+        )
+        with _bars() as listen:
+            report = run(settings, listen, progress)
+        _show(report.acceptance)
+        typer.echo(report.folder)
+
+
+def _held_out(names: str) -> dict[str, tuple[str, ...]]:
+    """The prompt sets of those names, by name. Raises `ConfigError` naming the known ones."""
+    from outrider.local.bench.prompts import load_prompt_sets, prompt_folder
+
+    if names == "none":
+        return {}
+    sets = load_prompt_sets([name.strip() for name in names.split(",")], prompt_folder())
+    return {one.name: tuple(prompt.text for prompt in one.prompts) for one in sets}
+
+
+@contextmanager
+def _bars() -> "Iterator[StageListener]":
+    """A bar for each stage on a terminal; one line when a stage begins elsewhere."""
+    columns = (TextColumn("{task.description:<9}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    on_terminal = messages.is_terminal
+    with Progress(*columns, TextColumn("{task.fields[words]}"), console=messages, disable=not on_terminal) as bars:
+        tasks: dict[str, int] = {}
+
+        def listen(stage: "Stage", share: float, words: str) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=1.0, words="")
+                if not on_terminal:
+                    progress(f"stage: {stage}")
+            bars.update(tasks[stage], completed=share, words=words)  # type: ignore[arg-type]
+
+        yield listen
+
+
+def _show(acceptance: "tuple[ClassAcceptance, ...]") -> None:
+    if not acceptance:
+        return
+    table = Table(title="acceptance on held-out prompts")
+    for name in ("prompts", "temperature", "first position", "by position", "tokens a round", "rejection rule"):
+        table.add_column(name)
+    for one in acceptance:
+        table.add_row(
+            one.name,
+            f"{one.temperature:g}",
+            f"{one.first:.3f}",
+            " ".join(f"{share:.2f}" for share in one.per_position),
+            f"{one.mean_length:.2f}",
+            "–" if one.rejection is None else f"{one.rejection:.3f}",
+        )
+    Console(highlight=False).print(table)

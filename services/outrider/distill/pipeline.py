@@ -1,0 +1,118 @@
+"""`outrider distill` from end to end: sample, train, evaluate; a stage that is done is not done again."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.core.errors import ConfigError
+from outrider.distill.card import write_card
+from outrider.distill.evaluate_stage import EVALUATED_K, evaluate_draft
+from outrider.distill.evaluation import ClassAcceptance
+from outrider.distill.records import RecordStore
+from outrider.distill.sample_stage import sample_texts
+from outrider.distill.settings import DistillSettings
+from outrider.distill.train_stage import train_draft
+from outrider.distill.training import TrainingProgress, TrainingReport
+from outrider.engine.loading import check_supported
+from outrider.engine.models.prepare import Progress
+from outrider.engine.models.resolve import resolve
+from outrider.engine.tokenizer import Tokenizer
+
+__all__ = ["DistillReport", "Stage", "StageListener", "distill"]
+
+Stage = Literal["sample", "train", "evaluate"]
+StageListener = Callable[[Stage, float, str], None]
+"""Hears the stage, the share of it that is done, and a few words."""
+
+_SAMPLES = "samples"
+_STATE = "sampled.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillReport:
+    """What came out."""
+
+    folder: Path
+    training: TrainingReport
+    acceptance: tuple[ClassAcceptance, ...]
+
+
+def distill(settings: DistillSettings, listen: StageListener, progress: Progress) -> DistillReport:
+    """Make a draft for a target. Run again with the same output folder, it goes on where it was.
+
+    Raises `ConfigError` or `CompatibilityError` naming what does not work.
+    """
+    folder = resolve(settings.target, settings.cache_dir, progress)
+    tokenizer = Tokenizer(folder)
+    try:
+        settings.work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output: {settings.output}: {error.strerror or error}") from error
+    store = RecordStore(settings.work / _SAMPLES)
+    target = _load(folder, settings)
+    _sample(settings, tokenizer, target, store, listen, progress)
+    training = train_draft(
+        settings,
+        tokenizer,
+        target,
+        store,
+        target_folder=folder,
+        tell=lambda now: listen("train", now.fraction, _words(now)),
+    )
+    del target
+    acceptance = evaluate_draft(
+        settings, tokenizer, tell=lambda share: listen("evaluate", share, ""), progress=progress
+    )
+    write_card(settings, store, training, acceptance, licence=_licence(folder), k=EVALUATED_K)
+    return DistillReport(folder=settings.output, training=training, acceptance=tuple(acceptance))
+
+
+def _sample(
+    settings: DistillSettings,
+    tokenizer: Tokenizer,
+    target: Any,
+    store: RecordStore,
+    listen: StageListener,
+    progress: Progress,
+) -> None:
+    """Sample for what is left of the stage's time, which a file counts over all runs."""
+    state = settings.work / _STATE
+    spent = float(json.loads(state.read_text(encoding="utf-8"))["seconds"]) if state.is_file() else 0.0
+    budget = 60 * settings.minutes.sample
+    left = budget - spent
+    if left <= 0:
+        return
+
+    def tell(share: float, tokens: int) -> None:
+        seconds = spent + share * left
+        state.write_text(json.dumps({"seconds": seconds}) + "\n", encoding="utf-8")
+        listen("sample", seconds / budget, f"{tokens:,} tokens")
+
+    sample_texts(settings, tokenizer, target, store, seconds=left, tell=tell, progress=progress)
+
+
+def _load(folder: Path, settings: DistillSettings) -> Any:
+    """The target as a plain transformers model: it labels, and the draft starts from its layers."""
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.dtype]
+    check_supported(AutoConfig.from_pretrained(str(folder), local_files_only=True))
+    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+    return model.to(settings.device).eval()
+
+
+def _words(now: TrainingProgress) -> str:
+    return f"step {now.steps}, loss {now.loss:.2f}, agreement {now.agreement:.3f}"
+
+
+def _licence(folder: Path) -> str:
+    """The licence that the target's own card names; `other` without one."""
+    card = folder / "README.md"
+    if card.is_file():
+        for line in card.read_text(encoding="utf-8").splitlines():
+            if line.startswith("license:"):
+                return line.removeprefix("license:").strip()
+    return "other"

@@ -1,0 +1,71 @@
+"""What `outrider distill` is asked to do. Standard library only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from outrider.core.errors import ConfigError
+from outrider.engine.config import DType
+from outrider.engine.models.prepare import default_cache_dir
+
+__all__ = ["DistillMethod", "DistillSettings", "StageMinutes"]
+
+DistillMethod = Literal["draft_model", "eagle3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMinutes:
+    """The budget, stage by stage. Evaluation takes what it takes."""
+
+    sample: float
+    train: float
+
+    @classmethod
+    def of_total(cls, minutes: float) -> "StageMinutes":
+        """Half for data: with little of it, more training only learns it by heart."""
+        return cls(sample=0.4 * minutes, train=0.45 * minutes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillSettings:
+    """Raises `ConfigError` naming the field that cannot work."""
+
+    target: str
+    """As `EngineConfig.model`."""
+    output: Path
+    """Becomes a standard Hugging Face folder; what the stages leave lies in `work` below it."""
+    minutes: StageMinutes
+    method: DistillMethod = "draft_model"
+    prompts: tuple[str, ...] = ()
+    """User turns; without any, the target makes them up behind its own chat template."""
+    held_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By class, prompts that acceptance is measured on and that nothing is trained on."""
+    device: str = "cpu"
+    dtype: DType = "bfloat16"
+    """Of sampling and evaluation; training keeps float32 weights and computes in bfloat16."""
+    threads: int = 1
+    num_layers: int = 4
+    vocabulary_size: int = 6144
+    """Ids that the draft can propose."""
+    max_new_tokens: int = 112
+    num_slots: int = 64
+    """Texts sampled at once."""
+    top_k: int = 16
+    """Log-probabilities kept of every position."""
+    seed: int = 1
+    cache_dir: Path = field(default_factory=default_cache_dir)
+    command: str = "outrider distill"
+    """For the model card."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "vocabulary_size", "max_new_tokens", "num_slots", "top_k", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is below 1")
+        if not (self.minutes.sample > 0 and self.minutes.train > 0):
+            raise ConfigError("minutes: every stage needs some time")
+
+    @property
+    def work(self) -> Path:
+        """What the stages leave to each other, and to a later run that resumes them."""
+        return self.output / "work"
