@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tests.support.loopback import LoopbackTransport, ManualClock
 
 from outrider.core.dispatch import EngineEvent, SequenceDelta, SequenceEnd, SequenceSubmit
-from outrider.core.link import Capability, Hello
+from outrider.core.link import Hello, capabilities
 from outrider.core.policy import GateSettings
 from outrider.core.request import SequenceRequest, StopConditions
 from outrider.core.sampling import SamplingParams
@@ -27,7 +27,6 @@ from outrider.target.running import RunningSequence
 __all__ = ["CharDetokenizer", "LocalEngine", "Result", "request"]
 
 FINGERPRINT = b"scripted"
-_WITHOUT_FEATURES = frozenset(Capability) - {Capability.FEATURES}
 
 
 class CharDetokenizer:
@@ -115,7 +114,7 @@ class LocalEngine:
                 max_num_draft_tokens=self.config.max_draft_tokens_limit,
                 max_model_len=self.engine.limits.max_model_len,
                 max_num_seqs=self.config.max_num_seqs,
-                capabilities=frozenset(Capability) if isinstance(self.engine, HasFeatures) else _WITHOUT_FEATURES,
+                capabilities=capabilities(stores_features=isinstance(self.engine, HasFeatures)),
             )
             self.transport = LoopbackTransport(self._make_drafter, hello, self.clock)
         self.results: dict[int, Result] = {}

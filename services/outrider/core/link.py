@@ -47,6 +47,7 @@ __all__ = [
     "TargetEvent",
     "VerdictRow",
     "Verdicts",
+    "capabilities",
 ]
 
 PROTOCOL_VERSION = 1
@@ -59,6 +60,11 @@ class Capability(Enum):
     CACHED = "cached"
     SPARSE_LAWS = "sparse_laws"
     FEATURES = "features"
+
+
+def capabilities(*, stores_features: bool) -> frozenset[Capability]:
+    """What a target can do; features only where its engine stores them."""
+    return frozenset(Capability) if stores_features else frozenset(Capability) - {Capability.FEATURES}
 
 
 class RefusalReason(Enum):
@@ -94,7 +100,7 @@ class Hello:
     max_num_draft_tokens: int
     max_model_len: int
     max_num_seqs: int
-    capabilities: frozenset[Capability] = frozenset({Capability.SEQUENTIAL, Capability.CACHED, Capability.SPARSE_LAWS})
+    capabilities: frozenset[Capability] = capabilities(stores_features=False)
     auth_token: str = ""
 
 

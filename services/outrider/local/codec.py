@@ -18,7 +18,8 @@ def load_codec(config: EngineConfig, progress: Progress) -> Codec:
         return ScriptedTokenizer(config.scripted.vocab_size)
     if config.emulated is not None:
         return ScriptedTokenizer(config.emulated.vocab_size)
-    return Tokenizer(resolve(config.model, config.cache_dir, progress))
+    # A head has no tokenizer of its own: it speaks in its target's ids.
+    return Tokenizer(resolve(config.head_of or config.model, config.cache_dir, progress))
 
 
 def check_vocabularies(target: EngineConfig, draft: EngineConfig, progress: Progress) -> None:
@@ -26,7 +27,7 @@ def check_vocabularies(target: EngineConfig, draft: EngineConfig, progress: Prog
 
     Raises `CompatibilityError` with the first differing token.
     """
-    if draft.model == target.model:
+    if target.model in (draft.model, draft.head_of):
         return
     difference = load_codec(target, progress).vocabulary.first_difference(load_codec(draft, progress).vocabulary)
     if difference is not None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from outrider.core.errors import ConfigError
 from outrider.core.policy import GateSettings
@@ -10,10 +11,13 @@ from outrider.engine.config import DType, EngineConfig
 from outrider.engine.models.prepare import default_cache_dir
 from outrider.target.config import TargetConfig
 
-__all__ = ["SELF_DRAFT", "LocalSettings", "model_settings", "scripted_settings"]
+__all__ = ["SELF_DRAFT", "DraftMethod", "LocalSettings", "model_settings", "scripted_settings"]
 
 SELF_DRAFT = "self"
 """Name of the draft that is the target's own weights in four bits."""
+
+DraftMethod = Literal["draft_model", "eagle3"]
+"""What a draft is: a model of its own, or an EAGLE-3 head over its target's features."""
 
 _BLOCK_SIZE = 16
 _DRAFT_ROOM = 2
@@ -54,6 +58,7 @@ def model_settings(
     *,
     model: str,
     draft: str | None,
+    draft_method: DraftMethod = "draft_model",
     dtype: DType,
     max_model_len: int,
     num_seqs: int,
@@ -66,14 +71,19 @@ def model_settings(
 ) -> LocalSettings:
     """A real model, with KV for `num_seqs` sequences of `max_model_len` positions.
 
-    `draft`: None for none, `SELF_DRAFT`, or a model as `EngineConfig.model`. It has the target's type
-    of numbers, except for the self-draft, which has four bits.
+    `draft`: None for none, `SELF_DRAFT`, or a model as `EngineConfig.model`; with the method `eagle3`,
+    the folder or hub id of a head. It has the target's type of numbers, except for the self-draft,
+    which has four bits.
     """
+    is_head = draft_method == "eagle3"
+    if is_head and draft in (None, SELF_DRAFT):
+        raise ConfigError(f"draft: method eagle3 needs the folder or hub id of a head, not {draft!r}")
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
     loop = TargetConfig(max_num_seqs=num_seqs) if loop is None else loop
     num_blocks = num_seqs * (-(-(max_model_len + loop.max_draft_tokens_limit) // _BLOCK_SIZE) + 1)
     target = EngineConfig(
         model=model,
+        feature_head=draft if is_head else None,
         cache_dir=cache_dir,
         device=device,
         dtype=dtype,
@@ -87,6 +97,8 @@ def model_settings(
     if draft is not None:
         drafting = EngineConfig(
             model=model if is_self else draft,
+            kind="eagle3" if is_head else "torch",
+            head_of=model if is_head else None,
             cache_dir=cache_dir,
             device=device,
             dtype="bfloat16" if is_self else dtype,

@@ -4,6 +4,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -139,6 +140,13 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [numbers] if numbers else several
 
 
+def _gate(speculation: SpeculativeConfig) -> GateSettings:
+    gate = GateSettings(max_num_draft_tokens=speculation.num_speculative_tokens)
+    if speculation.batch_size_threshold is None:
+        return gate
+    return replace(gate, batch_size_threshold=speculation.batch_size_threshold)
+
+
 def _settings(
     model: str,
     speculation: SpeculativeConfig | None,
@@ -157,10 +165,11 @@ def _settings(
         prompt_lookup_min=1 if speculation is None else speculation.prompt_lookup_min,
         max_draft_tokens_limit=16 if speculation is None else max(16, speculation.num_speculative_tokens),
     )
-    gate = (
-        GateSettings() if speculation is None else GateSettings(max_num_draft_tokens=speculation.num_speculative_tokens)
-    )
+    gate = GateSettings() if speculation is None else _gate(speculation)
     draft = None if speculation is None else speculation.draft
+    method = "draft_model" if speculation is None else speculation.method
+    if model == SCRIPTED and method == "eagle3":
+        raise ConfigError("speculative_config: method eagle3 needs features, which the scripted model has not")
     if model == SCRIPTED:
         return scripted_settings(
             draft_agreement=None if draft is None else _AGREEMENT,
@@ -172,6 +181,7 @@ def _settings(
     return model_settings(
         model=model,
         draft=draft,
+        draft_method=method,
         dtype=dtype,
         max_model_len=max_model_len,
         num_seqs=max_num_seqs,

@@ -7,7 +7,7 @@ from itertools import count
 
 from outrider.core.dispatch import EngineHello, EngineReport, EngineStatus, ReportRequest
 from outrider.core.generation import Caller, GenerationEvent, GenerationRequest
-from outrider.core.link import Hello
+from outrider.core.link import Hello, capabilities
 from outrider.core.ports import Clock, Endpoint, EngineSession
 from outrider.core.result import GenerationResult, collect
 from outrider.engine.base import ModelEngine
@@ -171,7 +171,7 @@ async def start_draft(settings: LocalSettings, progress: Progress) -> LocalDraft
     config = settings.draft
     if config is None:
         return None
-    if config.kind != "torch":
+    if config.kind not in ("torch", "eagle3"):
         return await DraftServer.start(config, settings.drafting, progress)
     progress(f"starting the draft {config.model}")
     return await ChildDraft.start(config, settings.drafting, settings.start_timeout_s)
@@ -226,4 +226,5 @@ def _greeting(settings: LocalSettings, engine: ModelEngine, codec: Codec) -> Hel
         max_num_draft_tokens=settings.loop.max_draft_tokens_limit,
         max_model_len=engine.limits.max_model_len,
         max_num_seqs=settings.loop.max_num_seqs,
+        capabilities=capabilities(stores_features=settings.target.feature_head is not None),
     )

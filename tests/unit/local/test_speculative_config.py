@@ -20,6 +20,18 @@ from outrider.local.speculative_config import SpeculativeConfig, parse_speculati
             SpeculativeConfig(draft="d", num_speculative_tokens=3),
         ),
         (
+            {"method": "eagle3", "model": "h", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1},
+            SpeculativeConfig(draft="h", method="eagle3", num_speculative_tokens=3),
+        ),
+        (
+            {"model": "owner/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 3},
+            SpeculativeConfig(draft="owner/EAGLE3-LLaMA3.1-Instruct-8B", method="eagle3", num_speculative_tokens=3),
+        ),
+        (
+            {"model": "d", "num_speculative_tokens": 3, "disable_by_batch_size": 8},
+            SpeculativeConfig(draft="d", num_speculative_tokens=3, batch_size_threshold=8),
+        ),
+        (
             {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
             SpeculativeConfig(draft=None, num_speculative_tokens=4, prompt_lookup_max=4, prompt_lookup_min=2),
         ),
@@ -41,6 +53,12 @@ def test_understood(config: dict[str, Any], expected: SpeculativeConfig) -> None
     ("config", "problem"),
     [
         ({"model": "d", "num_speculative_tokens": 5, "quantization": "fp8"}, "'quantization' is not supported"),
+        ({"model": "d", "num_speculative_tokens": 5, "revision": "main"}, "'revision' is not supported; give a local"),
+        ({"model": "d", "num_speculative_tokens": 5, "colour": 1}, "'colour' is not supported; supported: model"),
+        ({"model": "d", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 2}, "must be 1: a draft is one"),
+        ({"method": "ngram", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}, "methods with a draft"),
+        ({"model": "d", "num_speculative_tokens": 5, "disable_by_batch_size": 0}, "disable_by_batch_size: 0 is below"),
+        ({"method": "eagle3", "num_speculative_tokens": 5}, "eagle3 needs the name"),
         ({"method": "medusa", "num_speculative_tokens": 5}, "method 'medusa' is not supported; supported: draft_model"),
         ({"model": "d"}, "num_speculative_tokens is missing"),
         ({"model": "d", "num_speculative_tokens": 0}, "num_speculative_tokens: 0 is below 1"),

@@ -83,8 +83,8 @@ def test_it_drafts_on_request_even_where_ahead_would_be_allowed() -> None:
     texts(engine, requests(GREEDY))
     assert not engine.loop.proposers.drafts_ahead
     assert engine.loop.counters.proposers.lookups == 0
-    assert all(one.end is not None and one.end.speculation is not None for one in engine.results.values())
-    modes = {one.end.speculation.mode for one in engine.results.values() if one.end and one.end.speculation}
+    assert all(one.end is not None for one in engine.results.values())
+    modes = {one.end.speculation.mode for one in engine.results.values() if one.end}
     assert SpeculationMode.CACHED not in modes
 
 
