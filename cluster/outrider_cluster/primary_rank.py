@@ -26,7 +26,7 @@ from outrider_cluster.assembly import gate_settings, target_config, target_engin
 from outrider_cluster.codec import Codec, target_codec
 from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
 from outrider_cluster.memory import check_start, target_plan
-from outrider_cluster.observability import Role, provider_for
+from outrider_cluster.observability import Role, provider_for, sequence_tracer
 from outrider_cluster.settings import Environment, Settings
 
 __all__ = ["PrimaryRank"]
@@ -175,13 +175,9 @@ class PrimaryRank:
         return build_primary(config, self._rendezvous, _log.info)
 
     def _spans(self) -> SequenceTracer | None:
-        provider = provider_for(self._settings.telemetry, Role.TARGET, self._identity.engine_id)
-        if provider is None:
-            return None
-        self._provider = provider
-        return SequenceTracer(
-            provider, engine_id=self._identity.engine_id, step_interval=self._settings.telemetry.step_interval
-        )
+        telemetry, engine_id = self._settings.telemetry, self._identity.engine_id
+        self._provider = provider_for(telemetry, Role.TARGET, engine_id)
+        return sequence_tracer(self._provider, telemetry, engine_id)
 
     async def _publish(self, host: EngineHost) -> None:
         while True:

@@ -30,7 +30,6 @@ from outrider.rpc.generation_handlers import GenerationHandlers
 from outrider.rpc.generation_servicer import PUBLIC_SERVICES
 from outrider.rpc.health import Health
 from outrider.telemetry.request_metrics import RequestMetrics
-from outrider.telemetry.request_spans import RequestTracer
 from outrider.v1 import generation_pb2 as pb
 from outrider_cluster.assembly import gate_settings, router_limits, tls_files
 from outrider_cluster.codec import Codec, target_codec
@@ -38,7 +37,7 @@ from outrider_cluster.deployment_service import DeploymentService
 from outrider_cluster.directory import ServeDirectory
 from outrider_cluster.http_ingress import AsgiAnswer, closed
 from outrider_cluster.key_file import KeyFollower
-from outrider_cluster.observability import Role, provider_for
+from outrider_cluster.observability import Role, provider_for, request_tracer
 from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.settings import Environment, Settings
 
@@ -120,7 +119,7 @@ class RouterIngress:
             broadcast_abort=self._abort_elsewhere,
             limits_of=self._keys.ring.limits_of,
             metrics=metrics,
-            spans=None if self._provider is None else RequestTracer(self._provider, record_text=settings.telemetry.record_text),
+            spans=request_tracer(self._provider, settings.telemetry),
             settings=ServiceSettings(failover=FailoverSettings(rebuild_wait_s=settings.router.failover_wait_s)),
         )
         await self._router.start()

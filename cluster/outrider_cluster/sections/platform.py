@@ -32,13 +32,21 @@ class RaySettings(Section):
 
 
 class TelemetrySettings(Section):
-    """Where spans go. Metrics are always on Ray's Prometheus port."""
+    """Where spans and logs go, and what they hold. Metrics are always on Ray's Prometheus port."""
 
     exporter: Literal["none", "console", "otlp"] = "none"
     endpoint: str | None = None
     """OTLP over gRPC: host:port in plain text, https://host:port with TLS."""
     sampling_ratio: float = Field(default=1.0, ge=0, le=1)
     """Share of the traces that begin here; one that a client began keeps the client's decision."""
+    step_interval: PositiveInt = 16
+    """While a traced sequence runs, one engine step in so many is recorded, and what each row did in it."""
+    record_text: bool = False
+    """Put what clients ask into traces. Whoever can read traces can then read prompts."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Of the service's own loggers, in every process."""
+    log_format: Literal["json", "text"] = "json"
+    """One JSON object a line, or a line to be read by eye."""
 
     @validator(mode="after")
     def _endpoint(self) -> "TelemetrySettings":

@@ -16,6 +16,7 @@ from outrider.draft.outcomes import InFlight
 from outrider.draft.sequence import DraftSequence, Stage
 from outrider.engine.features import FeatureSink
 from outrider.engine.sequence_kv import KVCache
+from outrider.telemetry.spans import DraftSpans, NullDraftSpans
 
 __all__ = ["Residents"]
 
@@ -31,8 +32,10 @@ class Residents:
         clock: Clock,
         counters: DraftCounters,
         sink: FeatureSink | None = None,
+        spans: DraftSpans | None = None,
     ) -> None:
         """`sink`: the engine, if it reads features."""
+        self.spans = spans or NullDraftSpans()
         self.links: dict[int, Link] = {}
         self.kv = kv
         self.model = AcceptanceModel()
@@ -64,9 +67,11 @@ class Residents:
         """
         if self.num_sequences >= self._config.max_num_seqs and not self._reclaim():
             return False
+        key = self.new_kv_key()
+        self.spans.opened(key, opening.traceparent, num_tokens=len(opening.token_ids))
         link.sequences[opening.handle] = DraftSequence(
             opening,
-            kv_key=self.new_kv_key(),
+            kv_key=key,
             vocab_size=link.vocab_size,
             max_num_draft_tokens=link.max_num_draft_tokens,
             num_ranked=link.num_ranked,
@@ -162,6 +167,7 @@ class Residents:
     def remove(self, link: Link, sequence: DraftSequence) -> None:
         """Free a sequence. Its committed KV may stay findable by its text until the blocks are needed."""
         self.ground(sequence)
+        self.spans.closed(sequence.kv_key)
         del link.sequences[sequence.handle]
         if sequence.kv_key in self.kv:
             self.publish(sequence)

@@ -216,10 +216,12 @@ class RouterService:
         self, request: GenerationRequest, running: RunningRequest
     ) -> tuple[RequestPlan, list[ChoiceStream]]:
         """Tokenize, finish validation, and set up the text side of every choice."""
+        running.span.asked(request)
         with running.span.tokenizing():
             prompt_token_ids = await encode_prompt(request, self._codec)
         running.prompt_tokens = len(prompt_token_ids)
         plan = plan_request(request, prompt_token_ids, self._current_limits(), self._codec)
+        plan = replace(plan, key_id=running.key_id)
         if len(plan.resume_token_ids) >= _OFF_LOOP_TOKENS:
             texts = [await asyncio.to_thread(resume_text, plan, self._codec)]
         else:

@@ -193,14 +193,17 @@ class EngineHost:
                     self._abort(running)
 
     def _open(self, session_id: int, submit: SequenceSubmit) -> None:
+        submit = replace(submit, request=self._loop.arrived(submit.request))
         made = self._sequences.make(submit, session_id)
-        if isinstance(made, RunningSequence) and not self._loop.scheduler.can_submit():
+        if isinstance(made, RunningSequence) and not self._loop.scheduler.can_submit(submit.request.key_id):
             made = SequenceFailure(
                 code=SequenceErrorCode.OVERLOADED,
                 message=f"{self._loop.scheduler.num_waiting} sequences are already waiting on this engine",
             )
         if isinstance(made, SequenceFailure):
-            self._board.emit(session_id, [SequenceEnd(stream_key=submit.stream_key, failure=made)])
+            end = SequenceEnd(stream_key=submit.stream_key, failure=made)
+            self._loop.refused(submit.request, end)
+            self._board.emit(session_id, [end])
         else:
             self._loop.scheduler.submit(made)
 

@@ -14,6 +14,7 @@ from outrider.core.dispatch import (
 from outrider.core.load import EngineLoad
 from outrider.core.ports import Clock
 from outrider.core.proposal import Proposal
+from outrider.core.request import SequenceRequest
 from outrider.target.counters import EngineCounters
 from outrider.target.gate import SpeculationGate
 from outrider.target.proposers import ProposerSet
@@ -21,7 +22,7 @@ from outrider.target.running import Round, RunningSequence, StreamId
 from outrider.target.scheduler import Scheduler, StepBatch
 from outrider.target.step_times import StepTimer
 from outrider.target.verifier import Verifier
-from outrider.telemetry.spans import SequenceSpans
+from outrider.telemetry.spans import RoundRecord, SequenceSpans, StepRecord
 
 if TYPE_CHECKING:
     from outrider.engine.base import Logits
@@ -85,6 +86,8 @@ class EngineLoop:
             self.deliver()
         phase.ends("emit")
         self.counters.count_step(batch, rounds, phase)
+        if self._spans.takes_step():
+            self._spans.step_ended(_record(batch, rounds, phase))
 
     def deliver(self) -> None:
         """Emit what the last step has committed, if that waits for the next forward to hide behind."""
@@ -103,6 +106,14 @@ class EngineLoop:
         self.deliver()
         self._verifier.wait()
         return logits
+
+    def arrived(self, request: SequenceRequest) -> SequenceRequest:
+        """The request of a new sequence, under a span of its own if it is traced."""
+        return self._spans.sequence_arrived(request)
+
+    def refused(self, request: SequenceRequest, end: SequenceEnd) -> None:
+        """A sequence that had arrived does not run."""
+        self._spans.sequence_ended(request, end)
 
     def end(self, running: RunningSequence, *, failure: SequenceFailure | None = None) -> None:
         """Take a sequence out before it has finished by itself, and tell its router."""
@@ -207,3 +218,22 @@ class EngineLoop:
             draft_links=self.proposers.links(),
             totals=counters.totals(self.scheduler),
         )
+
+
+def _record(batch: StepBatch, rounds: Sequence[Round], phase: StepTimer) -> StepRecord:
+    """A finished step, for traces."""
+    return StepRecord(
+        rounds=tuple(
+            RoundRecord(
+                traceparent=one.running.sequence.request.traceparent,
+                first_token_index=one.commit.first_token_index,
+                num_draft_tokens=len(one.proposal) if one.proposal is not None else 0,
+                num_accepted=one.commit.num_accepted,
+                num_committed=len(one.commit.token_ids),
+                source=one.proposal.source.value if one.proposal is not None else "",
+            )
+            for one in rounds
+        ),
+        num_rows=batch.num_rows,
+        seconds=phase.by_phase,
+    )

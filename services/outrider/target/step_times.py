@@ -89,6 +89,11 @@ class StepTimer:
         return self._seconds.get(phase, 0.0)
 
     @property
+    def by_phase(self) -> dict[str, float]:
+        """Seconds of every phase of this step."""
+        return dict(self._seconds)
+
+    @property
     def total_s(self) -> float:
         """Seconds from the start to the end of the last phase."""
         return self._last - self._started

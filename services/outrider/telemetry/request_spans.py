@@ -1,11 +1,13 @@
-"""The router's spans: one per request, with tokenization inside. Never any text."""
+"""The router's spans: one per request, with tokenization inside. Text only where it was opted into."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, TracerProvider, set_span_in_context
 
+from outrider.core.generation import GenerationRequest
 from outrider.telemetry.spans import RequestSpan
 from outrider.telemetry.tracing import parent_context, traceparent_of
 
@@ -17,8 +19,10 @@ _NO_ERRORS = ("completed", "abandoned")
 class RequestTracer:
     """Implements `RequestSpans` on a tracer provider."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, *, record_text: bool = False) -> None:
+        """`record_text`: put what clients ask into the spans. Whoever reads traces then reads prompts."""
         self._tracer = provider.get_tracer("outrider.router")
+        self._record_text = record_text
 
     def start(self, *, request_id: str, model: str, traceparent: str) -> RequestSpan:
         """Start the root span: a child of the client's, if the client sent a valid traceparent."""
@@ -28,20 +32,25 @@ class RequestTracer:
             kind=SpanKind.SERVER,
             attributes={"outrider.request_id": request_id, "gen_ai.request.model": model},
         )
-        return _RequestSpan(self._tracer, span)
+        return _RequestSpan(self._tracer, span, record_text=self._record_text)
 
 
 class _RequestSpan:
     """A running root span."""
 
-    def __init__(self, tracer: Tracer, span: Span) -> None:
+    def __init__(self, tracer: Tracer, span: Span, *, record_text: bool) -> None:
         self._tracer = tracer
+        self._record_text = record_text
         self._span = span
         self._ended = False
 
     @property
     def traceparent(self) -> str:
         return traceparent_of(self._span)
+
+    def asked(self, request: GenerationRequest) -> None:
+        if self._record_text and self._span.is_recording():
+            self._span.set_attribute("gen_ai.input.messages", _input(request))
 
     @contextmanager
     def tokenizing(self) -> Iterator[None]:
@@ -74,3 +83,13 @@ class _RequestSpan:
 def _fail(span: Span, error: str) -> None:
     span.set_attribute("error.type", error)
     span.set_status(StatusCode.ERROR)
+
+
+def _input(request: GenerationRequest) -> str:
+    """What was asked, as JSON: messages with role and content."""
+    if request.messages is not None:
+        messages = [{"role": one.role, "content": one.content} for one in request.messages]
+    else:
+        content = request.text if request.text is not None else f"{len(request.token_ids or ())} token ids"
+        messages = [{"role": "user", "content": content}]
+    return json.dumps(messages, ensure_ascii=False)

@@ -1,29 +1,40 @@
 """Spans as ports, for router and target, and what stands there when nothing is traced.
 
-One request makes this tree; the router makes the first two, the engine the rest:
+One request makes this tree, over three processes:
 
-    outrider.request
+    outrider.request                   router
     ├─ tokenize
-    └─ outrider.engine.sequence        one per choice
+    └─ outrider.engine.sequence        target, one per choice
        ├─ queue
        ├─ prefill
-       └─ decode
+       ├─ decode
+       ├─ round                        some of them; each links to the step that it was part of
+       └─ outrider.draft.sequence      draft, as long as it holds the sequence
+          └─ draft                     some of its blocks and tables
+
+    outrider.engine.step               a trace of its own, with a link to the sequence of each row
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.dispatch import SequenceEnd
+from outrider.core.generation import GenerationRequest
 from outrider.core.request import SequenceRequest
 
 __all__ = [
+    "DraftSpans",
+    "NullDraftSpans",
     "NullRequestSpan",
     "NullRequestSpans",
     "NullSequenceSpans",
     "RequestSpan",
     "RequestSpans",
+    "RoundRecord",
     "SequenceSpans",
+    "StepRecord",
 ]
 
 
@@ -33,6 +44,10 @@ class RequestSpan(Protocol):
     @property
     def traceparent(self) -> str:
         """What engines get, so that their spans become children; empty: no trace."""
+        ...
+
+    def asked(self, request: GenerationRequest) -> None:
+        """What the client wants. Its text is recorded only where the operator has opted in."""
         ...
 
     def tokenizing(self) -> AbstractContextManager[None]:
@@ -52,11 +67,65 @@ class RequestSpans(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One row's part in a step."""
+
+    traceparent: str
+    """Of the sequence's own span."""
+    first_token_index: int
+    """Of what was committed, counted from the first output token."""
+    num_draft_tokens: int
+    num_accepted: int
+    num_committed: int
+    source: str
+    """Who proposed the block; empty: nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """A step that has just ended."""
+
+    rounds: tuple[RoundRecord, ...]
+    num_rows: int
+    """Token rows of the forward, prefill included."""
+    seconds: Mapping[str, float]
+    """By phase; their sum is the whole step."""
+
+
 class SequenceSpans(Protocol):
-    """Spans of the engine: all of a sequence's at once, after its end. Nothing happens before."""
+    """Spans of the engine. Called on its thread; nothing here blocks or raises."""
+
+    def sequence_arrived(self, request: SequenceRequest) -> SequenceRequest:
+        """A sequence was submitted. Returns the request under the sequence's own span, which is to be used."""
+        ...
 
     def sequence_ended(self, request: SequenceRequest, end: SequenceEnd) -> None:
-        """A sequence has just left the engine. Never blocks and never raises."""
+        """A sequence has just left the engine; `request` is what `sequence_arrived` returned."""
+        ...
+
+    def takes_step(self) -> bool:
+        """Whether `step_ended` is wanted for the step that has just ended. Ask once per step."""
+        ...
+
+    def step_ended(self, step: StepRecord) -> None:
+        """A step in which at least one traced sequence may have taken part."""
+        ...
+
+
+class DraftSpans(Protocol):
+    """Spans of the draft. Called on its thread; nothing here blocks or raises."""
+
+    def opened(self, key: int, traceparent: str, *, num_tokens: int) -> None:
+        """A sequence is held now, under a key of its own, with a text so long."""
+        ...
+
+    def drafted(self, key: int, *, what: str, size: int) -> None:
+        """A block of `size` tokens or a table of `size` outcomes was sent for it."""
+        ...
+
+    def closed(self, key: int) -> None:
+        """It is held no more."""
         ...
 
 
@@ -65,6 +134,9 @@ class NullRequestSpan:
     """Records nothing and hands the client's trace on, so that it goes on where it is traced."""
 
     traceparent: str
+
+    def asked(self, request: GenerationRequest) -> None:
+        """Ignore it."""
 
     def tokenizing(self) -> AbstractContextManager[None]:
         """Cover nothing."""
@@ -83,7 +155,31 @@ class NullRequestSpans:
 
 
 class NullSequenceSpans:
-    """Traces no sequence."""
+    """Traces no sequence, and hands the trace of each on."""
+
+    def sequence_arrived(self, request: SequenceRequest) -> SequenceRequest:
+        """The request as it is."""
+        return request
 
     def sequence_ended(self, request: SequenceRequest, end: SequenceEnd) -> None:
+        """Ignore it."""
+
+    def takes_step(self) -> bool:
+        """Never."""
+        return False
+
+    def step_ended(self, step: StepRecord) -> None:
+        """Ignore it."""
+
+
+class NullDraftSpans:
+    """Traces nothing of a draft."""
+
+    def opened(self, key: int, traceparent: str, *, num_tokens: int) -> None:
+        """Ignore it."""
+
+    def drafted(self, key: int, *, what: str, size: int) -> None:
+        """Ignore it."""
+
+    def closed(self, key: int) -> None:
         """Ignore it."""

@@ -1,6 +1,7 @@
 """OpenTelemetry without global state: a provider of our own, and W3C trace context as strings."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TextIO
@@ -14,13 +15,25 @@ from opentelemetry.sdk.trace.export import (
     SimpleSpanProcessor,
     SpanExporter,
 )
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace import Span, set_span_in_context
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult, TraceIdRatioBased
+from opentelemetry.trace import Link, Span, SpanKind, TraceState, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import Attributes
 
 from outrider.core.errors import ConfigError
 
-__all__ = ["SpanExport", "TracingConfig", "parent_context", "traceparent_of", "tracer_provider"]
+__all__ = [
+    "STEP_SPAN",
+    "SpanExport",
+    "TracingConfig",
+    "is_unsampled",
+    "parent_context",
+    "traceparent_of",
+    "tracer_provider",
+]
+
+STEP_SPAN = "outrider.engine.step"
+"""Begins a trace of its own, and was chosen by the sequences that it serves."""
 
 _HEADER = "traceparent"
 # Given in full, since the SDK would otherwise take them from the environment.
@@ -74,7 +87,7 @@ def tracer_provider(
     installed or no stream was given for the console.
     """
     provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(config.sampling_ratio)),
+        sampler=_Sampler(config.sampling_ratio),
         resource=Resource({"service.name": config.service_name, "service.instance.id": config.instance_id}),
         shutdown_on_exit=False,
     )
@@ -95,6 +108,11 @@ def tracer_provider(
     if exporter is not None:
         provider.add_span_processor(SimpleSpanProcessor(exporter))
     return provider
+
+
+def is_unsampled(traceparent: str) -> bool:
+    """Whether it says, in the form of today, that its trace is not recorded: nothing below it has to be made."""
+    return traceparent.startswith("00-") and traceparent.endswith("-00")
 
 
 def parent_context(traceparent: str) -> Context:
@@ -118,3 +136,27 @@ def _otlp_exporter(endpoint: str) -> SpanExporter:
             "exporter: otlp needs the package opentelemetry-exporter-otlp-proto-grpc, which is not installed"
         ) from error
     return OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=_EXPORT_TIMEOUT_S)
+
+
+class _Sampler(Sampler):
+    """The parent decides, else the ratio. Steps that were asked for are always recorded."""
+
+    def __init__(self, ratio: float) -> None:
+        self._usual = ParentBased(TraceIdRatioBased(ratio))
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        if name == STEP_SPAN:
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
+        return self._usual.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+
+    def get_description(self) -> str:
+        return "parent, else ratio; chosen steps always"

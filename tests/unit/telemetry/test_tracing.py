@@ -1,6 +1,7 @@
 """The span tree of a request, read back from an exporter in memory."""
 
 import io
+import json
 import sys
 from collections.abc import Iterator, Mapping
 
@@ -11,13 +12,23 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from outrider.core.dispatch import SequenceEnd, SequenceErrorCode, SequenceFailure, SpeculationOutcome, Timings
 from outrider.core.errors import ConfigError
+from outrider.core.generation import ChatMessage, GenerationRequest
 from outrider.core.request import SequenceRequest, StopConditions
 from outrider.core.sequence import Finish, FinishReason
 from outrider.core.speculation import SpeculationMode, SpeculationReason, SpeculationStats
+from outrider.telemetry.draft_spans import DraftTracer
 from outrider.telemetry.request_spans import RequestTracer
 from outrider.telemetry.sequence_spans import SequenceTracer
-from outrider.telemetry.spans import NullRequestSpans, NullSequenceSpans, RequestSpans, SequenceSpans
-from outrider.telemetry.tracing import SpanExport, TracingConfig, tracer_provider
+from outrider.telemetry.spans import (
+    DraftSpans,
+    NullRequestSpans,
+    NullSequenceSpans,
+    RequestSpans,
+    RoundRecord,
+    SequenceSpans,
+    StepRecord,
+)
+from outrider.telemetry.tracing import STEP_SPAN, SpanExport, TracingConfig, tracer_provider
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CLIENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
@@ -79,12 +90,27 @@ def parent_id(span: ReadableSpan) -> int:
     return span.parent.span_id
 
 
+def run_sequence(engine: SequenceTracer, traceparent: str, end: SequenceEnd) -> None:
+    engine.sequence_ended(engine.sequence_arrived(sequence_request(traceparent)), end)
+
+
+def step(*traceparents: str) -> StepRecord:
+    rounds = tuple(
+        RoundRecord(
+            traceparent=one, first_token_index=8, num_draft_tokens=5, num_accepted=3, num_committed=4, source="draft"
+        )
+        for one in traceparents
+    )
+    return StepRecord(rounds=rounds, num_rows=6 * len(rounds), seconds={"forward": 0.25, "verify": 0.5})
+
+
 def run_request(provider: TracerProvider, *, traceparent: str = CLIENT) -> None:
     engine = SequenceTracer(provider, engine_id="e0", wall_clock_ns=lambda: NOW_NS)
     request = RequestTracer(provider).start(request_id="r1", model="m", traceparent=traceparent)
+    request.asked(GenerationRequest(text="secret question"))
     with request.tokenizing():
         pass
-    engine.sequence_ended(sequence_request(request.traceparent), sequence_end())
+    run_sequence(engine, request.traceparent, sequence_end())
     request.end(outcome="completed", prompt_tokens=3, output_tokens=5)
 
 
@@ -117,20 +143,20 @@ class TestTree:
         assert spans["outrider.request"].parent is None
         assert len({span.get_span_context().trace_id for span in spans.values()}) == 1  # type: ignore[union-attr]
 
-    def test_stages_lie_end_to_end_before_the_end(
+    def test_stages_lie_end_to_end_from_the_start(
         self, provider: TracerProvider, exporter: InMemorySpanExporter
     ) -> None:
         run_request(provider)
         spans = by_name(exporter)
-        start = NOW_NS - 10 * S
+        start, end = NOW_NS, NOW_NS + 10 * S
         times = {name: (spans[name].start_time, spans[name].end_time) for name in ("queue", "prefill", "decode")}
         assert times == {
             "queue": (start, start + S),
             "prefill": (start + S, start + 3 * S),
-            "decode": (start + 3 * S, NOW_NS),
+            "decode": (start + 3 * S, end),
         }
         sequence = spans["outrider.engine.sequence"]
-        assert (sequence.start_time, sequence.end_time) == (start, NOW_NS)
+        assert (sequence.start_time, sequence.end_time) == (start, end)
         assert [(one.name, one.timestamp) for one in sequence.events] == [("first_token", start + 3 * S)]
 
     def test_a_sequence_that_never_left_the_queue_has_no_other_stage(
@@ -143,7 +169,7 @@ class TestTree:
             timings=Timings(queue_s=4.0, first_token_s=4.0, total_s=4.0),
             speculation=SpeculationOutcome(),
         )
-        SequenceTracer(provider).sequence_ended(sequence_request(CLIENT), end)
+        run_sequence(SequenceTracer(provider), CLIENT, end)
         spans = by_name(exporter)
         assert set(spans) == {"outrider.engine.sequence", "queue"}
         sequence = spans["outrider.engine.sequence"]
@@ -211,11 +237,93 @@ class TestAttributes:
         span.end(outcome="InvalidRequest", prompt_tokens=0, output_tokens=0)
         run_request(provider)
         failure = SequenceFailure(code=SequenceErrorCode.INVALID, message="secret message")
-        SequenceTracer(provider).sequence_ended(sequence_request(CLIENT), sequence_end(finish=None, failure=failure))
+        run_sequence(SequenceTracer(provider), CLIENT, sequence_end(finish=None, failure=failure))
         everything = "".join(one.to_json() for one in exporter.get_finished_spans())
         assert "tokenize" in everything
         assert "secret" not in everything
         assert "70001" not in everything
+
+    def test_the_question_is_there_for_those_who_opted_in(
+        self, provider: TracerProvider, exporter: InMemorySpanExporter
+    ) -> None:
+        chat = (ChatMessage(role="user", content="why?"),)
+        for request in (GenerationRequest(text="a secret"), GenerationRequest(messages=chat)):
+            span = RequestTracer(provider, record_text=True).start(request_id="r", model="m", traceparent="")
+            span.asked(request)
+            span.end(outcome="completed", prompt_tokens=3, output_tokens=0)
+        asked = [json.loads(str(attributes(one)["gen_ai.input.messages"])) for one in exporter.get_finished_spans()]
+        assert asked == [[{"role": "user", "content": "a secret"}], [{"role": "user", "content": "why?"}]]
+
+
+class TestSteps:
+    def test_rounds_hang_below_their_sequences_and_link_to_the_step_they_shared(
+        self, provider: TracerProvider, exporter: InMemorySpanExporter
+    ) -> None:
+        engine = SequenceTracer(provider, engine_id="e0", wall_clock_ns=lambda: NOW_NS)
+        arrived = [engine.sequence_arrived(sequence_request(CLIENT)) for _ in range(2)]
+        assert engine.takes_step()
+        engine.step_ended(step(arrived[0].traceparent, "", arrived[1].traceparent))
+        for one in arrived:
+            engine.sequence_ended(one, sequence_end())
+        spans = exporter.get_finished_spans()
+        (whole,) = [one for one in spans if one.name == STEP_SPAN]
+        rounds = [one for one in spans if one.name == "round"]
+        sequences = [one for one in spans if one.name == "outrider.engine.sequence"]
+        assert whole.parent is None
+        assert attributes(whole)["outrider.step.sequences"] == 3
+        assert attributes(whole)["outrider.step.forward_s"] == 0.25
+        assert [one.context for one in whole.links] == [one.get_span_context() for one in sequences]
+        assert [parent_id(one) for one in rounds] == [one.get_span_context().span_id for one in sequences]  # type: ignore[union-attr]
+        assert [link.context for one in rounds for link in one.links] == [whole.get_span_context()] * 2
+        assert attributes(rounds[0])["outrider.round.accepted"] == 3
+        assert {(one.start_time, one.end_time) for one in (whole, *rounds)} == {(NOW_NS - 3 * S // 4, NOW_NS)}
+
+    def test_one_step_in_so_many_is_taken_and_only_while_a_traced_sequence_runs(self, provider: TracerProvider) -> None:
+        engine = SequenceTracer(provider, step_interval=3)
+        assert not engine.takes_step()
+        one = engine.sequence_arrived(sequence_request(CLIENT))
+        assert [engine.takes_step() for _ in range(7)] == [True, False, False, True, False, False, True]
+        engine.sequence_ended(one, sequence_end())
+        assert not engine.takes_step()
+
+    def test_a_step_is_recorded_whatever_the_ratio(self, exporter: InMemorySpanExporter) -> None:
+        config = TracingConfig(service_name="s", instance_id="i", sampling_ratio=0.0)
+        engine = SequenceTracer(tracer_provider(config, exporter=exporter))
+        engine.step_ended(step(engine.sequence_arrived(sequence_request(CLIENT)).traceparent))
+        assert STEP_SPAN in by_name(exporter)
+
+
+class TestDraft:
+    def test_the_draft_hangs_below_the_sequence_and_marks_some_of_what_it_sends(
+        self, provider: TracerProvider, exporter: InMemorySpanExporter
+    ) -> None:
+        engine = SequenceTracer(provider)
+        arrived = engine.sequence_arrived(sequence_request(CLIENT))
+        draft = DraftTracer(provider, interval=2)
+        draft.opened(7, arrived.traceparent, num_tokens=12)
+        for size in range(5):
+            draft.drafted(7, what="block", size=size)
+        draft.drafted(8, what="block", size=1)
+        draft.closed(8)
+        draft.closed(7)
+        engine.sequence_ended(arrived, sequence_end())
+        spans = exporter.get_finished_spans()
+        (held,) = [one for one in spans if one.name == "outrider.draft.sequence"]
+        sequence = by_name(exporter)["outrider.engine.sequence"].get_span_context()
+        assert sequence is not None
+        assert parent_id(held) == sequence.span_id
+        assert attributes(held) == {"outrider.draft.opening_tokens": 12, "outrider.draft.sent": 5}
+        assert [attributes(one)["outrider.draft.size"] for one in spans if one.name == "draft"] == [0, 2, 4]
+
+    @pytest.mark.parametrize("traceparent", ["", CLIENT[:-2] + "00"])
+    def test_an_untraced_sequence_leaves_nothing(
+        self, traceparent: str, provider: TracerProvider, exporter: InMemorySpanExporter
+    ) -> None:
+        draft: DraftSpans = DraftTracer(provider)
+        draft.opened(7, traceparent, num_tokens=12)
+        draft.drafted(7, what="table", size=1)
+        draft.closed(7)
+        assert exporter.get_finished_spans() == ()
 
 
 class TestSampling:
@@ -288,5 +396,7 @@ class TestNull:
         ports: list[SequenceSpans] = [NullSequenceSpans(), SequenceTracer(provider)]
         requests: list[RequestSpans] = [NullRequestSpans(), RequestTracer(provider)]
         for port in ports:
-            port.sequence_ended(sequence_request(""), sequence_end())
+            port.sequence_ended(port.sequence_arrived(sequence_request("")), sequence_end())
+            assert not port.takes_step()
+            port.step_ended(step(CLIENT))
         assert all(one.start(request_id="r", model="m", traceparent=CLIENT).traceparent for one in requests)
