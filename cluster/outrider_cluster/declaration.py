@@ -39,7 +39,7 @@ def declaration(settings: Settings, *, deployed: Settings | None = None) -> dict
     scaling = application_policy(deployed or settings)
     return {
         "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": settings.http.port},
+        "http_options": {"host": settings.http.host or "0.0.0.0", "port": settings.http.port},
         "grpc_options": {"port": settings.grpc.port, "grpc_servicer_functions": list(SERVICER_FUNCTIONS)},
         "applications": [
             {

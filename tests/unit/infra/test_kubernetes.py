@@ -20,7 +20,7 @@ from outrider_cluster.settings import Settings
 
 # Published with the project's plans, beside the checkout: read from there, never copied.
 RAYSERVICE_SCHEMA = ROOT.parent / "shared" / "schemas" / "rayservice-v1.schema.json"
-OWN_KINDS = {"RayService", "PodMonitor", "GRPCRoute", "HTTPRoute"}
+OWN_KINDS = {"RayService", "PodMonitor", "GRPCRoute", "HTTPRoute", "Issuer", "Certificate"}
 """Kinds that Kubernetes itself does not know."""
 
 
@@ -203,6 +203,27 @@ def test_the_head_runs_no_replica_and_its_state_outlives_it(rayservice: dict[str
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert cluster["gcsFaultToleranceOptions"]["redisAddress"]
     assert cluster["authOptions"] == {"mode": "token"}
+
+
+def test_files_that_the_settings_name_are_mounted(rayservice: dict[str, Any], settings: Settings) -> None:
+    tls = settings.data_plane.tls
+    assert tls is not None
+    assert settings.security.api_keys_file is not None
+    needed = {name: [tls.cert_file, tls.key_file, tls.ca_file] for name in ("target", "draft", "router")}
+    needed["router"].append(settings.security.api_keys_file)
+    for name, paths in needed.items():
+        group = groups(rayservice)[name]
+        mounts = {one["mountPath"]: one["name"] for one in container(group)["volumeMounts"]}
+        volumes = {one["name"] for one in group["template"]["spec"]["volumes"]}
+        for path in paths:
+            assert mounts[str(Path(path).parent)] in volumes, (name, path)
+
+
+def test_the_certificate_names_what_peers_check(objects: list[dict[str, Any]], settings: Settings) -> None:
+    (served,) = (one for one in of_kind(objects, "Certificate") if one["spec"]["secretName"] == "outrider-tls")
+    assert settings.data_plane.tls is not None
+    assert served["spec"]["dnsNames"] == [settings.data_plane.tls.server_name]
+    assert set(served["spec"]["usages"]) == {"server auth", "client auth"}
 
 
 def test_no_manifest_holds_a_secret() -> None:
