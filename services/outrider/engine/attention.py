@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from outrider.decoding.transfer import device_tensor
 
-__all__ = ["IMPLEMENTATION", "AttentionBatch", "KVPool", "paged_attention", "register_attention"]
+__all__ = ["IMPLEMENTATION", "AttentionBatch", "KVPool", "LayerKV", "paged_attention", "register_attention"]
 
 IMPLEMENTATION = "outrider_paged"
 """Name under which the functions are registered; a model's `attn_implementation`."""
@@ -31,21 +31,59 @@ class AttentionBatch(Protocol):
         """Where each row's KV goes: block * block_size + offset; [total], int64."""
         ...
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, kv: "LayerKV", scaling: float) -> Tensor:
         """Let every row attend to its sequence, up to itself.
 
-        query [total, heads, head_dim], keys and values one layer's pool [num_blocks, block_size,
-        kv_heads, head_dim]. Returns [total, heads * head_dim].
+        query [total, heads, head_dim]. Returns [total, heads * head_dim].
         """
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKV:
+    """Keys and values of one layer, each [num_blocks, block_size, kv_heads, head_dim]."""
+
+    keys: Tensor
+    values: Tensor
+    joined: Tensor | None
+    """[num_blocks, block_size, 2 * kv_heads, head_dim], whose halves `keys` and `values` then are; None
+    where they lie apart."""
+
+    @classmethod
+    def allocate(
+        cls, shape: tuple[int, int, int, int], *, dtype: torch.dtype, device: torch.device, joined: bool
+    ) -> "LayerKV":
+        """Of `shape`, zeroed: a padded key that was never written must not be NaN."""
+        if not joined:
+            keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+            return cls(keys=keys, values=values, joined=None)
+        num_blocks, block_size, kv_heads, head_dim = shape
+        both = torch.zeros((num_blocks, block_size, 2 * kv_heads, head_dim), dtype=dtype, device=device)
+        return cls(keys=both[:, :, :kv_heads], values=both[:, :, kv_heads:], joined=both)
+
+    @property
+    def storage(self) -> tuple[Tensor, ...]:
+        """The tensors that own the memory; their first dimension is the block."""
+        return (self.keys, self.values) if self.joined is None else (self.joined,)
+
+    def write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value, both [total, kv_heads, head_dim], at `slots` [total]."""
+        self.keys.flatten(0, 1).index_copy_(0, slots, key)
+        self.values.flatten(0, 1).index_copy_(0, slots, value)
+
+    def write_joined(self, slots: Tensor, rows: Tensor) -> None:
+        """Store keys and values side by side, [total, 2 * kv_heads, head_dim], at `slots` [total]."""
+        if self.joined is None:
+            self.write(slots, *rows.chunk(2, dim=1))
+        else:
+            self.joined.flatten(0, 1).index_copy_(0, slots, rows)
+
+
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """Keys and values of every layer: per layer [num_blocks, block_size, kv_heads, head_dim]."""
+    """Keys and values of every layer."""
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    layers: tuple[LayerKV, ...]
 
     @classmethod
     def allocate(
@@ -58,42 +96,35 @@ class KVPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        joined: bool,
     ) -> "KVPool":
-        """Make the pool. Zeroed: a padded key that was never written must not be NaN."""
-
-        def layers() -> tuple[Tensor, ...]:
-            shape = (num_blocks, block_size, kv_heads, head_dim)
-            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers))
-
-        return cls(keys=layers(), values=layers())
-
-    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value, both [total, kv_heads, head_dim], at `slots` [total] of a layer."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
+        """`joined` keeps keys and values side by side, which halves the calls that write and gather
+        them; a paged kernel wants them apart."""
+        shape = (num_blocks, block_size, kv_heads, head_dim)
+        return cls(tuple(LayerKV.allocate(shape, dtype=dtype, device=device, joined=joined) for _ in range(num_layers)))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks of every layer, (source, destination), as if one after the other."""
         origins: dict[int, int] = {}
         for source, destination in pairs:
             origins[destination] = origins.get(source, source)
-        device = self.keys[0].device
+        device = self.layers[0].keys.device
         sources = device_tensor(list(origins.values()), dtype=torch.long, device=device)
         destinations = device_tensor(list(origins), dtype=torch.long, device=device)
-        for tensor in (*self.keys, *self.values):
+        for tensor in (tensor for layer in self.layers for tensor in layer.storage):
             tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
 
 
 def paged_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, layer: int, scaling: float, ragged: AttentionBatch, kv: KVPool
+    query: Tensor, key: Tensor, value: Tensor, *, scaling: float, ragged: AttentionBatch, kv: LayerKV
 ) -> Tensor:
     """Write the rows' KV, then let every row attend to its sequence up to itself.
 
     query [total, heads, head_dim], key and value [total, kv_heads, head_dim], rotated. Returns
     [total, heads * head_dim].
     """
-    kv.write(layer, ragged.slots, key, value)
-    return ragged.attend(query, kv.keys[layer], kv.values[layer], scaling)
+    kv.write(ragged.slots, key, value)
+    return ragged.attend(query, kv, scaling)
 
 
 def register_attention() -> None:
@@ -118,7 +149,7 @@ def _from_transformers(
 ) -> tuple[Tensor, None]:
     # [1, heads, total, head_dim] here; [1, total, heads, head_dim] is what the module expects back.
     rows = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
-    output = paged_attention(*rows, layer=module.layer_idx, scaling=scaling, ragged=ragged, kv=kv)
+    output = paged_attention(*rows, scaling=scaling, ragged=ragged, kv=kv.layers[module.layer_idx])
     return output.view(1, *rows[0].shape), None
 
 

@@ -33,19 +33,19 @@ class Int4Linear(nn.Module):
                 f"{_OUT_MULTIPLE}; this model has one of {out_features} x {in_features}"
             )
         levels, scales, zeros = quantize(weight.detach().float())
-        self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
-        self._scales_and_zeros = torch.stack((scales.t(), zeros.t()), dim=-1).contiguous()  # [groups, out, 2]
-        self._bias = None if bias is None else bias.detach().to(torch.bfloat16)
+        self.weight: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+        self.scales_and_zeros = torch.stack((scales.t(), zeros.t()), dim=-1).contiguous()  # [groups, out, 2]
+        self.bias = None if bias is None else bias.detach().to(torch.bfloat16)
         self._out_features = out_features
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows [..., in] to [..., out]."""
         flat = rows.reshape(-1, rows.shape[-1])
         output: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            flat, self._weight, GROUP_SIZE, self._scales_and_zeros
+            flat, self.weight, GROUP_SIZE, self.scales_and_zeros
         )
-        if self._bias is not None:
-            output = output + self._bias
+        if self.bias is not None:
+            output = output + self.bias
         return output.view(*rows.shape[:-1], self._out_features)
 
 

@@ -43,12 +43,12 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
-        self._bias = None if bias is None else bias.detach().clone()
+        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
+        self.bias = None if bias is None else bias.detach().clone()
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows [..., in] to [..., out]."""
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
         return output
 
 

@@ -3,10 +3,11 @@
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
 from outrider.engine.int4 import Int4Linear
 from outrider.engine.linear import DenseLinear, LinearFactory, PackedLinear, can_pack
-from outrider.engine.merged import MergedAttention, MergedMLP, has_llama_attention, has_llama_mlp
+from outrider.engine.merged import GatedMLP, MergedAttention, MergedMLP, has_llama_attention, has_llama_mlp
 
 __all__ = ["pack_model", "pack_model_int4"]
 
@@ -47,10 +48,16 @@ def _pack(model: PreTrainedModel, *, layers: LinearFactory, head: LinearFactory)
         if has_llama_attention(layer.self_attn):
             layer.self_attn = MergedAttention(layer.self_attn, layers)
         if has_llama_mlp(layer.mlp):
-            layer.mlp = MergedMLP(layer.mlp, layers)
+            gates = layers is not DenseLinear and _is_silu(layer.mlp.act_fn)
+            layer.mlp = (GatedMLP if gates else MergedMLP)(layer.mlp, layers)
         _replace_linears(layer, layers)
     output = model.get_output_embeddings()
     model.set_output_embeddings(head(output.weight, output.bias))
+
+
+def _is_silu(activation: nn.Module) -> bool:
+    # transformers has a class of its own for the same function.
+    return isinstance(activation, (nn.SiLU, SiLUActivation))
 
 
 def _replace_linears(parent: nn.Module, factory: LinearFactory) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.engine.attention import LayerKV
 from outrider.engine.base import ForwardBatch
 
 __all__ = ["Fields", "PackedShape", "PagedBatch", "PagedKernel", "PagedRows", "pack_step"]
@@ -130,9 +131,9 @@ class PagedBatch:
     rows: PagedRows
     kernel: PagedKernel
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, kv: LayerKV, scaling: float) -> Tensor:
         """See `AttentionBatch.attend`."""
-        return self.kernel(query, keys, values, self.rows, scaling).flatten(1)
+        return self.kernel(query, kv.keys, kv.values, self.rows, scaling).flatten(1)
 
 
 def pack_step(

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.engine.attention import LayerKV
 from outrider.engine.base import EngineLimits, ForwardBatch, ForwardSlice
-from outrider.engine.grouped_attention import AttentionGroup, attend_group
+from outrider.engine.grouped_attention import AttentionGroup, attend_groups
 
 __all__ = ["RaggedBatch", "RowLayout", "check_batch", "ragged_batch"]
 
@@ -43,11 +44,9 @@ class RaggedBatch:
     logit_rows: Tensor
     """Rows whose logits are wanted, in batch order; [sum of num_logits]."""
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """Implements `AttentionBatch.attend`."""
-        outputs = [attend_group(query, keys, values, group, scaling) for group in self.groups]
-        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return output if self.output_rows is None else output.index_select(0, self.output_rows)
+    def attend(self, query: Tensor, kv: LayerKV, scaling: float) -> Tensor:
+        """Implements `AttentionBatch.attend`, for pools whose keys and values are joined."""
+        return attend_groups(query, kv.storage[0], list(self.groups), self.output_rows, scaling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,15 +167,14 @@ def _group(members: list[_Tile], num_rows: int, layout: RowLayout) -> AttentionG
     last_key = _row(positions, device).view(len(members), 1, rows, 1)
     hidden = torch.arange(context, device=device) > last_key
     mask = torch.zeros(hidden.shape, dtype=layout.dtype, device=device).masked_fill_(hidden, float("-inf"))
-    gathered = (len(blocks), block_size, layout.kv_heads, layout.head_dim)
+    gathered = (len(blocks), block_size, 2 * layout.kv_heads, layout.head_dim)
     return AttentionGroup(
         size=len(members),
         rows=rows,
         context=context,
         query_rows=None if query_rows == list(range(num_rows)) else _row(query_rows, device),
         blocks=_row(blocks, device),
-        keys=torch.empty(gathered, dtype=layout.dtype, device=device),
-        values=torch.empty(gathered, dtype=layout.dtype, device=device),
+        room=torch.empty(gathered, dtype=layout.dtype, device=device),
         mask=mask.repeat(1, 1, layout.shared_heads, 1),
     )
 

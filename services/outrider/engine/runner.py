@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from outrider.engine.attention import AttentionBatch, KVPool
 from outrider.engine.base import EngineLimits, ForwardBatch
 from outrider.engine.eagle3.capture import FeatureCapture
+from outrider.engine.lean_decoder import lean_decoder
 from outrider.engine.paged_steps import PagedOptions, PagedSteps
-from outrider.engine.ragged import RowLayout, check_batch, ragged_batch
+from outrider.engine.ragged import RaggedBatch, RowLayout, check_batch, ragged_batch
 from outrider.engine.shape import ModelShape
 from outrider.engine.step_graphs import Run
 
@@ -42,6 +43,7 @@ class ModelRunner:
         """Where the features of every row with KV are; None: they are not kept."""
         if features is not None:
             features.attach(self._decoder.layers)
+        self._lean = lean_decoder(self._decoder) if paged is None else None
         self._lm_head = model.get_output_embeddings()
         embedding: Tensor = cast("nn.Embedding", model.get_input_embeddings()).weight
         self._layout = RowLayout(
@@ -60,6 +62,7 @@ class ModelRunner:
             head_dim=shape.head_dim,
             dtype=embedding.dtype,
             device=embedding.device,
+            joined=paged is None,
         )
         # A mask of four dimensions goes through transformers untouched, and attention of ours reads
         # none. Without it, transformers looks for packed sequences, which makes a device wait.
@@ -78,7 +81,7 @@ class ModelRunner:
         if self._paged is not None:
             return self._paged.prepare(batch)
         ragged = ragged_batch(batch, self._layout)
-        return lambda: self._layers(ragged.input_ids, ragged.position_ids, ragged).index_select(0, ragged.logit_rows)
+        return lambda: self._gathering(ragged).index_select(0, ragged.logit_rows)
 
     @torch.inference_mode()
     def hidden(self, forward: Run) -> Tensor:
@@ -113,6 +116,12 @@ class ModelRunner:
     @torch.inference_mode()
     def _record_all(self, steps: PagedSteps) -> None:
         steps.record_all()
+
+    def _gathering(self, batch: RaggedBatch) -> Tensor:
+        """The decoder over a batch without a paged kernel."""
+        if self._lean is not None:
+            return self._lean(batch, self._kv, self.features)
+        return self._layers(batch.input_ids, batch.position_ids, batch)
 
     def _layers(self, input_ids: Tensor, position_ids: Tensor, batch: AttentionBatch) -> Tensor:
         """The decoder over one flattened batch: [total] to [total, hidden_size]."""

@@ -8,12 +8,14 @@ from tests.unit.engine.tiny_models import CONFIGS, plain_logits, random_model, r
 from torch import nn
 
 from outrider.core.errors import CompatibilityError
-from outrider.engine.attention import IMPLEMENTATION, register_attention
+from outrider.engine.attention import IMPLEMENTATION, KVPool, register_attention
 from outrider.engine.base import EngineLimits, ForwardBatch, ForwardSlice
 from outrider.engine.int4 import GROUP_SIZE, Int4Linear, quantize
+from outrider.engine.lean_decoder import lean_decoder
 from outrider.engine.linear import DenseLinear, PackedLinear, can_pack
-from outrider.engine.merged import MergedAttention, MergedMLP
+from outrider.engine.merged import GatedMLP, MergedAttention, MergedMLP
 from outrider.engine.packing import pack_model, pack_model_int4
+from outrider.engine.ragged import RowLayout, ragged_batch
 from outrider.engine.shape import ModelShape
 from outrider.engine.torch_engine import TorchEngine
 
@@ -60,7 +62,31 @@ def test_the_llama_shape_is_merged(name: str) -> None:
     pack_model(model)
     for layer in model.get_decoder().layers:
         assert isinstance(layer.self_attn, MergedAttention)
-        assert isinstance(layer.mlp, MergedMLP)
+        assert isinstance(layer.mlp, GatedMLP)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biased", "mistral", "qwen2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_llama_shape_runs_lean(name: str, dtype: torch.dtype) -> None:
+    model = paged_model(name, dtype)
+    assert lean_decoder(model.get_decoder()) is None, "nothing is packed yet"
+    pack_model(model)
+    assert lean_decoder(model.get_decoder()) is not None
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-gelu"])
+def test_other_shapes_run_through_transformers(name: str) -> None:
+    model = paged_model(name)
+    pack_model(model)
+    assert lean_decoder(model.get_decoder()) is None
+
+
+def test_layers_that_need_a_sum_between_ranks_run_through_transformers() -> None:
+    model = paged_model("llama")
+    pack_model(model)
+    attention = model.get_decoder().layers[1].self_attn
+    attention.o_proj = nn.Sequential(attention.o_proj)
+    assert lean_decoder(model.get_decoder()) is None
 
 
 def test_attention_with_norms_between_is_packed_but_not_merged() -> None:
@@ -68,7 +94,7 @@ def test_attention_with_norms_between_is_packed_but_not_merged() -> None:
     pack_model(model)
     for layer in model.get_decoder().layers:
         assert not isinstance(layer.self_attn, MergedAttention)
-        assert isinstance(layer.mlp, MergedMLP)
+        assert isinstance(layer.mlp, GatedMLP)
         assert not any(isinstance(module, nn.Linear) for module in layer.modules())
 
 
@@ -95,6 +121,13 @@ def test_a_packed_layer_equals_the_dense_one(dtype: torch.dtype, rows: int, bias
     assert packed.shape == (1, rows, 48)
     tolerance = 1e-5 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(packed, DenseLinear(weight, bias)(inputs), rtol=0, atol=tolerance)
+
+
+def test_another_activation_than_silu_is_merged() -> None:
+    model = paged_model("llama-gelu")
+    pack_model(model)
+    for layer in model.get_decoder().layers:
+        assert isinstance(layer.mlp, MergedMLP)
 
 
 def test_only_what_onednn_knows_is_packed() -> None:
@@ -158,3 +191,52 @@ def test_int4_refuses_sizes_that_it_cannot_pack() -> None:
         Int4Linear(torch.zeros(48, 40), None)
     with pytest.raises(CompatibilityError, match="40 x 64"):
         Int4Linear(torch.zeros(40, 64), None)
+
+
+class Taken:
+    """Keeps the inputs of two layers."""
+
+    layers = (0, 2)
+
+    def __init__(self) -> None:
+        self.inputs: dict[int, torch.Tensor] = {}
+
+    def take(self, layer: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
+        self.inputs[layer] = hidden[slots.argsort()].clone()
+
+
+def test_the_lean_forward_hands_over_what_enters_a_layer() -> None:
+    tokens = random_tokens(6)
+    model = paged_model("llama")
+    shape = ModelShape.of_model(model)
+    pack_model(model)
+    lean = lean_decoder(model.get_decoder())
+    assert lean is not None
+    layout = RowLayout(
+        limits=LIMITS,
+        shared_heads=shape.shared_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    kv = KVPool.allocate(
+        num_layers=3,
+        num_blocks=8,
+        block_size=8,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=torch.float32,
+        device=CPU,
+        joined=True,
+    )
+    batch = ForwardBatch(slices=(ForwardSlice(token_ids=tokens, start=0, block_table=[3], num_logits=0),))
+    taken = Taken()
+
+    with torch.inference_mode():
+        lean(ragged_batch(batch, layout), kv, taken)
+
+    with torch.inference_mode():
+        plain = random_model(CONFIGS["llama"])(torch.tensor([tokens]), output_hidden_states=True)
+    for layer in taken.layers:
+        torch.testing.assert_close(taken.inputs[layer], plain.hidden_states[layer][0], rtol=0, atol=1e-4)

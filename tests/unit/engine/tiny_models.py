@@ -26,6 +26,7 @@ CONFIGS: dict[str, Any] = {
     "llama": LlamaConfig(**SIZES),
     "llama-tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "llama-biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama-gelu": LlamaConfig(**SIZES, hidden_act="gelu_pytorch_tanh"),
     "llama3-rope": LlamaConfig(
         **SIZES,
         rope_parameters={

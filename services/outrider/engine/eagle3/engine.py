@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outrider.core.errors import EngineUnavailable
 from outrider.decoding.transfer import device_tensor
-from outrider.engine.attention import KVPool
+from outrider.engine.attention import KVPool, paged_attention
 from outrider.engine.base import EngineLimits, ForwardBatch, ForwardSlice
 from outrider.engine.eagle3.capture import slots_of
 from outrider.engine.eagle3.packed import PackedHead
@@ -49,6 +49,7 @@ class Eagle3Engine:
             head_dim=shape.head_dim,
             dtype=head.dtype,
             device=head.device,
+            joined=True,
         )
         slots = limits.num_blocks * limits.block_size
         self._inputs = torch.zeros(slots, shape.hidden_size, dtype=head.dtype, device=head.device)
@@ -118,8 +119,7 @@ class Eagle3Engine:
         # Only differences of positions count, so rows may keep those of their tokens.
         cos, sin = self._rotary(hidden, ragged.position_ids.unsqueeze(0))
         query, key = head.rotate(query, key, cos.squeeze(0), sin.squeeze(0))
-        self._kv.write(0, ragged.slots, key, value)
-        attended = ragged.attend(query, self._kv.keys[0], self._kv.values[0], head.scaling)
+        attended = paged_attention(query, key, value, scaling=head.scaling, ragged=ragged, kv=self._kv.layers[0])
         output = head.finish(hidden, attended)
         self._leave_outputs(batch, ragged, output)
         if not len(ragged.logit_rows):
