@@ -38,6 +38,8 @@ class SequenceRequest:
     stop: StopConditions
     noise_key: int
     """64-bit key of the shared noise, made from (seed, choice index)."""
+    key_id: str = ""
+    """Id of the API key that it runs under: an engine shares its seats between keys."""
     top_logprobs: int | None = None
     """None: no log-probabilities; 0: only those of the committed tokens."""
     speculation: SpeculationChoice = field(default_factory=SpeculationChoice)

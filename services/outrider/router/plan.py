@@ -30,6 +30,8 @@ class RequestPlan:
     traffic_class: str
     timeout_s: float
     """From the arrival of the request."""
+    key_id: str = ""
+    """Id of the caller's API key."""
 
     def in_flight_tokens(self, max_output_tokens: int) -> int:
         """What admission charges: prompt and output of all choices, each output at most `max_output_tokens`."""
@@ -47,6 +49,7 @@ class RequestPlan:
             sampling=self.sampling,
             stop=self.stop,
             noise_key=derive_key(self.seed, choice_index),
+            key_id=self.key_id,
             top_logprobs=self.top_logprobs,
             speculation=self.speculation,
             priority=self.priority,

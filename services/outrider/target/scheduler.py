@@ -9,6 +9,7 @@ from outrider.engine.base import ForwardBatch, ForwardSlice
 from outrider.engine.sequence_kv import KVCache, PrefixCacheCounters
 from outrider.target.config import TargetConfig
 from outrider.target.running import Round, RunningSequence
+from outrider.target.waiting_line import WaitingLine
 
 __all__ = ["ScheduledRow", "Scheduler", "StepBatch"]
 
@@ -57,7 +58,7 @@ class Scheduler:
     def __init__(self, config: TargetConfig, kv: KVCache) -> None:
         self._config = config
         self._kv = kv
-        self._waiting: list[RunningSequence] = []
+        self._waiting = WaitingLine()
         self._running: list[RunningSequence] = []  # oldest first
         self._refused: tuple[int, int] | None = None
         """Handle and free blocks when the first in line last found no room."""
@@ -99,31 +100,31 @@ class Scheduler:
         yield from self._running
         yield from self._waiting
 
-    def can_submit(self) -> bool:
-        """Whether the waiting line has room."""
+    def can_submit(self, key_id: str = "") -> bool:
+        """Whether the waiting line has room for a sequence of this API key."""
         free_seats = self._config.max_num_seqs - len(self._running)
-        return len(self._waiting) < self._config.max_waiting_seqs + free_seats
+        return self._waiting.has_room(key_id, self._config.max_waiting_seqs + free_seats)
 
     def fits_alone(self, length: int) -> bool:
         """Whether a sequence of this final length fits into an empty pool."""
         return length <= self._kv.capacity_tokens
 
     def submit(self, running: RunningSequence) -> None:
-        """Put a sequence in line: higher priority first, then order of arrival."""
-        self._line_up(running)
+        """Put a sequence in the line of its API key: higher priority first, then order of arrival."""
+        self._waiting.add(running)
 
     def admit(self, now: float) -> list[RunningSequence]:
         """Move waiting sequences into the batch while seats and blocks last; return the new ones.
 
-        The line is strict: nobody overtakes a sequence that does not fit yet.
+        The line is strict: nobody overtakes the first in line when it does not fit yet.
         """
         admitted = []
         while self._waiting and self._has_free_seat():
-            candidate = self._waiting[0]
+            candidate = self._waiting.first(self._running)
             cached = self._open(candidate)
             if cached is None:
                 break
-            self._waiting.pop(0)
+            self._waiting.admit(candidate)
             if candidate.admitted_at is None:
                 candidate.admitted_at = now
                 candidate.cached_prompt_tokens = min(cached, candidate.sequence.prompt_len)
@@ -197,10 +198,6 @@ class Scheduler:
     def _pending(self, running: RunningSequence) -> int:
         """Committed tokens without KV; 1 means that the sequence decodes."""
         return running.sequence.committed_len - self._kv.computed_len(running.handle)
-
-    def _line_up(self, running: RunningSequence) -> None:
-        self._waiting.append(running)
-        self._waiting.sort(key=lambda one: (-one.sequence.request.priority, one.handle))
 
     def _open(self, candidate: RunningSequence) -> int | None:
         """Open KV for all of the text, with room for one more token; None while there is none.
@@ -307,9 +304,9 @@ class Scheduler:
     def _preempt(self, running: RunningSequence) -> None:
         """Free a sequence's KV and put it back in line; its text and its draft stay.
 
-        It is older than all that wait with its priority, so it comes first among them.
+        It is older than all of its key that wait with its priority, so it comes first among them.
         """
         self.num_preemptions += 1
         self._running.remove(running)
         self._kv.close(running.handle)
-        self._line_up(running)
+        self._waiting.add(running)

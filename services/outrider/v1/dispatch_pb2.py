@@ -26,15 +26,15 @@ from outrider.v1 import generation_pb2 as outrider_dot_v1_dot_generation__pb2
 from outrider.v1 import speculation_pb2 as outrider_dot_v1_dot_speculation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/dispatch.proto\x12\x0boutrider.v1\x1a\x1coutrider/v1/generation.proto\x1a\x1doutrider/v1/speculation.proto\">\n\x0e\x43onnectRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.RouterCommand\"\x83\x02\n\rRouterCommand\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.outrider.v1.RouterHelloH\x00\x12-\n\x06submit\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.SubmitSequenceH\x00\x12+\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1a.outrider.v1.AbortSequenceH\x00\x12\x32\n\rgate_settings\x18\x04 \x01(\x0b\x32\x19.outrider.v1.GateSettingsH\x00\x12,\n\x06report\x18\x05 \x01(\x0b\x32\x1a.outrider.v1.ReportRequestH\x00\x42\t\n\x07\x63ommand\"N\n\x0bRouterHello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\nauth_token\x18\x03 \x01(\t\"\xa1\x04\n\x0eSubmitSequence\x12\x12\n\nstream_key\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x14\n\x0c\x63hoice_index\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\x18\n\x10resume_token_ids\x18\x05 \x03(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.outrider.v1.DraftSampling\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x12\n\nmin_tokens\x18\x08 \x01(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x0c \x01(\x08\x12\x11\n\tnoise_key\x18\r \x01(\x06\x12\x19\n\x0ctop_logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\x34\n\x0bspeculation\x18\x0f \x01(\x0b\x32\x1f.outrider.v1.SpeculationOptions\x12\x10\n\x08priority\x18\x10 \x01(\x11\x12\x15\n\rtraffic_class\x18\x11 \x01(\t\x12\x12\n\ntimeout_ms\x18\x12 \x01(\r\x12\x13\n\x0btraceparent\x18\x13 \x01(\t\x12\x15\n\reos_token_ids\x18\x14 \x03(\r\x12\x12\n\nno_timeout\x18\x15 \x01(\x08\x42\x0f\n\r_top_logprobs\"#\n\rAbortSequence\x12\x12\n\nstream_key\x18\x01 \x01(\x04\"\xef\x02\n\x0cGateSettings\x12\x36\n\npreference\x18\x01 \x01(\x0e\x32\".outrider.v1.SpeculationPreference\x12\x1c\n\x14max_num_draft_tokens\x18\x02 \x01(\r\x12!\n\x14\x62\x61tch_size_threshold\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x15\x62\x61tch_size_hysteresis\x18\x04 \x01(\r\x12\x1b\n\x13min_acceptance_rate\x18\x05 \x01(\x01\x12\x1c\n\x0fmax_temperature\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1d\n\x15probe_interval_rounds\x18\x07 \x01(\r\x12*\n\x04mode\x18\x08 \x01(\x0e\x32\x1c.outrider.v1.SpeculationMode\x12\x14\n\x0cmax_branches\x18\t \x01(\rB\x17\n\x15_batch_size_thresholdB\x12\n\x10_max_temperature\"\x1e\n\rReportRequest\x12\r\n\x05nonce\x18\x01 \x01(\x04\";\n\x0f\x43onnectResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.outrider.v1.EngineEvent\"\xc4\x01\n\x0b\x45ngineEvent\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.outrider.v1.EngineHelloH\x00\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SequenceDeltaH\x00\x12\'\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x18.outrider.v1.SequenceEndH\x00\x12+\n\x06report\x18\x04 \x01(\x0b\x32\x19.outrider.v1.EngineReportH\x00\x42\x07\n\x05\x65vent\"\x92\x01\n\x0b\x45ngineHello\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x14\n\x0c\x65ngine_epoch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x1a\n\x12kv_capacity_tokens\x18\x06 \x01(\r\"~\n\rSequenceDelta\x12\x12\n\nstream_key\x18\x01 \x01(\x04\x12\x19\n\x11\x66irst_token_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"\xfc\x02\n\x0bSequenceEnd\x12\x12\n\nstream_key\x18\x01 \x01(\x04\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1e\n\x11stop_string_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x32\n\nerror_code\x18\x05 \x01(\x0e\x32\x1e.outrider.v1.SequenceErrorCode\x12\x15\n\rerror_message\x18\x06 \x01(\t\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x07 \x01(\r\x12%\n\x07timings\x18\x08 \x01(\x0b\x32\x14.outrider.v1.Timings\x12\x33\n\x0bspeculation\x18\t \x01(\x0b\x32\x1e.outrider.v1.SpeculationReportB\x14\n\x12_stop_string_indexB\x10\n\x0e_stop_token_id\"H\n\x0c\x45ngineReport\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12)\n\x06status\x18\x02 \x01(\x0b\x32\x19.outrider.v1.EngineStatus*\xc4\x01\n\x11SequenceErrorCode\x12#\n\x1fSEQUENCE_ERROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bSEQUENCE_ERROR_CODE_INVALID\x10\x01\x12\"\n\x1eSEQUENCE_ERROR_CODE_OVERLOADED\x10\x02\x12 \n\x1cSEQUENCE_ERROR_CODE_DEADLINE\x10\x03\x12#\n\x1fSEQUENCE_ERROR_CODE_UNAVAILABLE\x10\x04\x32[\n\x0f\x44ispatchService\x12H\n\x07\x43onnect\x12\x1b.outrider.v1.ConnectRequest\x1a\x1c.outrider.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/dispatch.proto\x12\x0boutrider.v1\x1a\x1coutrider/v1/generation.proto\x1a\x1doutrider/v1/speculation.proto\">\n\x0e\x43onnectRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.RouterCommand\"\x83\x02\n\rRouterCommand\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.outrider.v1.RouterHelloH\x00\x12-\n\x06submit\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.SubmitSequenceH\x00\x12+\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1a.outrider.v1.AbortSequenceH\x00\x12\x32\n\rgate_settings\x18\x04 \x01(\x0b\x32\x19.outrider.v1.GateSettingsH\x00\x12,\n\x06report\x18\x05 \x01(\x0b\x32\x1a.outrider.v1.ReportRequestH\x00\x42\t\n\x07\x63ommand\"N\n\x0bRouterHello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\nauth_token\x18\x03 \x01(\t\"\xb1\x04\n\x0eSubmitSequence\x12\x12\n\nstream_key\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x14\n\x0c\x63hoice_index\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\x18\n\x10resume_token_ids\x18\x05 \x03(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.outrider.v1.DraftSampling\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x12\n\nmin_tokens\x18\x08 \x01(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x0c \x01(\x08\x12\x11\n\tnoise_key\x18\r \x01(\x06\x12\x19\n\x0ctop_logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\x34\n\x0bspeculation\x18\x0f \x01(\x0b\x32\x1f.outrider.v1.SpeculationOptions\x12\x10\n\x08priority\x18\x10 \x01(\x11\x12\x15\n\rtraffic_class\x18\x11 \x01(\t\x12\x12\n\ntimeout_ms\x18\x12 \x01(\r\x12\x13\n\x0btraceparent\x18\x13 \x01(\t\x12\x15\n\reos_token_ids\x18\x14 \x03(\r\x12\x12\n\nno_timeout\x18\x15 \x01(\x08\x12\x0e\n\x06key_id\x18\x16 \x01(\tB\x0f\n\r_top_logprobs\"#\n\rAbortSequence\x12\x12\n\nstream_key\x18\x01 \x01(\x04\"\xef\x02\n\x0cGateSettings\x12\x36\n\npreference\x18\x01 \x01(\x0e\x32\".outrider.v1.SpeculationPreference\x12\x1c\n\x14max_num_draft_tokens\x18\x02 \x01(\r\x12!\n\x14\x62\x61tch_size_threshold\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x15\x62\x61tch_size_hysteresis\x18\x04 \x01(\r\x12\x1b\n\x13min_acceptance_rate\x18\x05 \x01(\x01\x12\x1c\n\x0fmax_temperature\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1d\n\x15probe_interval_rounds\x18\x07 \x01(\r\x12*\n\x04mode\x18\x08 \x01(\x0e\x32\x1c.outrider.v1.SpeculationMode\x12\x14\n\x0cmax_branches\x18\t \x01(\rB\x17\n\x15_batch_size_thresholdB\x12\n\x10_max_temperature\"\x1e\n\rReportRequest\x12\r\n\x05nonce\x18\x01 \x01(\x04\";\n\x0f\x43onnectResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.outrider.v1.EngineEvent\"\xc4\x01\n\x0b\x45ngineEvent\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.outrider.v1.EngineHelloH\x00\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SequenceDeltaH\x00\x12\'\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x18.outrider.v1.SequenceEndH\x00\x12+\n\x06report\x18\x04 \x01(\x0b\x32\x19.outrider.v1.EngineReportH\x00\x42\x07\n\x05\x65vent\"\x92\x01\n\x0b\x45ngineHello\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x14\n\x0c\x65ngine_epoch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x1a\n\x12kv_capacity_tokens\x18\x06 \x01(\r\"~\n\rSequenceDelta\x12\x12\n\nstream_key\x18\x01 \x01(\x04\x12\x19\n\x11\x66irst_token_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"\xfc\x02\n\x0bSequenceEnd\x12\x12\n\nstream_key\x18\x01 \x01(\x04\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1e\n\x11stop_string_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x32\n\nerror_code\x18\x05 \x01(\x0e\x32\x1e.outrider.v1.SequenceErrorCode\x12\x15\n\rerror_message\x18\x06 \x01(\t\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x07 \x01(\r\x12%\n\x07timings\x18\x08 \x01(\x0b\x32\x14.outrider.v1.Timings\x12\x33\n\x0bspeculation\x18\t \x01(\x0b\x32\x1e.outrider.v1.SpeculationReportB\x14\n\x12_stop_string_indexB\x10\n\x0e_stop_token_id\"H\n\x0c\x45ngineReport\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12)\n\x06status\x18\x02 \x01(\x0b\x32\x19.outrider.v1.EngineStatus*\xc4\x01\n\x11SequenceErrorCode\x12#\n\x1fSEQUENCE_ERROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bSEQUENCE_ERROR_CODE_INVALID\x10\x01\x12\"\n\x1eSEQUENCE_ERROR_CODE_OVERLOADED\x10\x02\x12 \n\x1cSEQUENCE_ERROR_CODE_DEADLINE\x10\x03\x12#\n\x1fSEQUENCE_ERROR_CODE_UNAVAILABLE\x10\x04\x32[\n\x0f\x44ispatchService\x12H\n\x07\x43onnect\x12\x1b.outrider.v1.ConnectRequest\x1a\x1c.outrider.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.dispatch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SEQUENCEERRORCODE']._serialized_start=2492
-  _globals['_SEQUENCEERRORCODE']._serialized_end=2688
+  _globals['_SEQUENCEERRORCODE']._serialized_start=2508
+  _globals['_SEQUENCEERRORCODE']._serialized_end=2704
   _globals['_CONNECTREQUEST']._serialized_start=104
   _globals['_CONNECTREQUEST']._serialized_end=166
   _globals['_ROUTERCOMMAND']._serialized_start=169
@@ -42,25 +42,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERHELLO']._serialized_start=430
   _globals['_ROUTERHELLO']._serialized_end=508
   _globals['_SUBMITSEQUENCE']._serialized_start=511
-  _globals['_SUBMITSEQUENCE']._serialized_end=1056
-  _globals['_ABORTSEQUENCE']._serialized_start=1058
-  _globals['_ABORTSEQUENCE']._serialized_end=1093
-  _globals['_GATESETTINGS']._serialized_start=1096
-  _globals['_GATESETTINGS']._serialized_end=1463
-  _globals['_REPORTREQUEST']._serialized_start=1465
-  _globals['_REPORTREQUEST']._serialized_end=1495
-  _globals['_CONNECTRESPONSE']._serialized_start=1497
-  _globals['_CONNECTRESPONSE']._serialized_end=1556
-  _globals['_ENGINEEVENT']._serialized_start=1559
-  _globals['_ENGINEEVENT']._serialized_end=1755
-  _globals['_ENGINEHELLO']._serialized_start=1758
-  _globals['_ENGINEHELLO']._serialized_end=1904
-  _globals['_SEQUENCEDELTA']._serialized_start=1906
-  _globals['_SEQUENCEDELTA']._serialized_end=2032
-  _globals['_SEQUENCEEND']._serialized_start=2035
-  _globals['_SEQUENCEEND']._serialized_end=2415
-  _globals['_ENGINEREPORT']._serialized_start=2417
-  _globals['_ENGINEREPORT']._serialized_end=2489
-  _globals['_DISPATCHSERVICE']._serialized_start=2690
-  _globals['_DISPATCHSERVICE']._serialized_end=2781
+  _globals['_SUBMITSEQUENCE']._serialized_end=1072
+  _globals['_ABORTSEQUENCE']._serialized_start=1074
+  _globals['_ABORTSEQUENCE']._serialized_end=1109
+  _globals['_GATESETTINGS']._serialized_start=1112
+  _globals['_GATESETTINGS']._serialized_end=1479
+  _globals['_REPORTREQUEST']._serialized_start=1481
+  _globals['_REPORTREQUEST']._serialized_end=1511
+  _globals['_CONNECTRESPONSE']._serialized_start=1513
+  _globals['_CONNECTRESPONSE']._serialized_end=1572
+  _globals['_ENGINEEVENT']._serialized_start=1575
+  _globals['_ENGINEEVENT']._serialized_end=1771
+  _globals['_ENGINEHELLO']._serialized_start=1774
+  _globals['_ENGINEHELLO']._serialized_end=1920
+  _globals['_SEQUENCEDELTA']._serialized_start=1922
+  _globals['_SEQUENCEDELTA']._serialized_end=2048
+  _globals['_SEQUENCEEND']._serialized_start=2051
+  _globals['_SEQUENCEEND']._serialized_end=2431
+  _globals['_ENGINEREPORT']._serialized_start=2433
+  _globals['_ENGINEREPORT']._serialized_end=2505
+  _globals['_DISPATCHSERVICE']._serialized_start=2706
+  _globals['_DISPATCHSERVICE']._serialized_end=2797
 # @@protoc_insertion_point(module_scope)

@@ -187,6 +187,7 @@ class SubmitSequence(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NO_TIMEOUT_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
     stream_key: _builtins.int
     """Unique on the stream, chosen by the router."""
     request_id: _builtins.str
@@ -215,6 +216,10 @@ class SubmitSequence(_message.Message):
     """W3C trace context."""
     no_timeout: _builtins.bool
     """The sequence has no time limit; timeout_ms is not read."""
+    key_id: _builtins.str
+    """Id of the API key that it runs under; an engine shares its seats between keys. Empty where no
+    keys are configured.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -267,10 +272,11 @@ class SubmitSequence(_message.Message):
         traceparent: _builtins.str = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         no_timeout: _builtins.bool = ...,
+        key_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "sampling", b"sampling", "speculation", b"speculation", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "choice_index", b"choice_index", "eos_token_ids", b"eos_token_ids", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "no_timeout", b"no_timeout", "noise_key", b"noise_key", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "stream_key", b"stream_key", "timeout_ms", b"timeout_ms", "top_logprobs", b"top_logprobs", "traceparent", b"traceparent", "traffic_class", b"traffic_class"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "choice_index", b"choice_index", "eos_token_ids", b"eos_token_ids", "ignore_eos", b"ignore_eos", "key_id", b"key_id", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "no_timeout", b"no_timeout", "noise_key", b"noise_key", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "stream_key", b"stream_key", "timeout_ms", b"timeout_ms", "top_logprobs", b"top_logprobs", "traceparent", b"traceparent", "traffic_class", b"traffic_class"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015

@@ -7,7 +7,8 @@ Errors use google.rpc status codes: INVALID_ARGUMENT (the message starts with th
 NOT_FOUND (model), RESOURCE_EXHAUSTED (retry after the `retry-after-ms` trailer),
 DEADLINE_EXCEEDED (timeout_ms), UNAVAILABLE (retryable: send the same request again with the
 tokens received so far in resume_token_ids), UNIMPLEMENTED (a field that this deployment cannot
-honour; it is refused by name, never ignored).
+honour; it is refused by name, never ignored), UNAUTHENTICATED (no API key, or an unknown one: send
+`authorization: Bearer KEY` as metadata where the deployment has keys).
 """
 
 from collections import abc as _abc
@@ -321,7 +322,7 @@ class GenerationSpec(_message.Message):
     adapter: _builtins.str
     """Adapter (LoRA) name. Refused where adapters are not served."""
     priority: _builtins.int
-    """Higher goes first among waiting requests. In [-100, 100]. Default 0."""
+    """Higher goes first among the waiting requests of the same API key. In [-100, 100]. Default 0."""
     traffic_class: _builtins.str
     """Label for policies and metrics ("interactive", "batch", …). At most 64 characters."""
     timeout_ms: _builtins.int

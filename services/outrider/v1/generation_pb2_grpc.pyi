@@ -7,7 +7,8 @@ Errors use google.rpc status codes: INVALID_ARGUMENT (the message starts with th
 NOT_FOUND (model), RESOURCE_EXHAUSTED (retry after the `retry-after-ms` trailer),
 DEADLINE_EXCEEDED (timeout_ms), UNAVAILABLE (retryable: send the same request again with the
 tokens received so far in resume_token_ids), UNIMPLEMENTED (a field that this deployment cannot
-honour; it is refused by name, never ignored).
+honour; it is refused by name, never ignored), UNAUTHENTICATED (no API key, or an unknown one: send
+`authorization: Bearer KEY` as metadata where the deployment has keys).
 """
 
 from collections import abc as _abc

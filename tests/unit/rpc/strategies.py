@@ -280,6 +280,7 @@ sequence_requests = st.builds(
     sampling=samplings,
     stop=stops,
     noise_key=u64,
+    key_id=text,
     top_logprobs=maybe(u32),
     speculation=choices,
     priority=st.integers(-(2**31), 2**31 - 1),

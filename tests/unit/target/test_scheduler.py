@@ -320,7 +320,7 @@ def test_a_preempted_sequence_lines_up_by_its_priority() -> None:
         engine.step()
         if len(engine.results) == 2:
             high = engine.submit(replace(request((9,) * 40, max_tokens=2), priority=3))
-    line = [one.stream.stream_key for one in engine.loop.scheduler._waiting]
+    line = [one.stream.stream_key for one in engine.loop.scheduler.all() if one not in engine.loop.scheduler.running]
     assert line == [high, 2]
     engine.drain()
 
