@@ -5,6 +5,7 @@ import logging
 import typer
 
 from outrider_cluster.cli.bench import bench
+from outrider_cluster.cli.burst import burst
 from outrider_cluster.cli.demo import demo
 from outrider_cluster.cli.distill import distill
 from outrider_cluster.cli.emulate import emulate
@@ -31,6 +32,7 @@ app.command()(status)
 app.command()(demo)
 app.command()(plan)
 app.command()(emulate)
+app.command()(burst)
 app.command()(bench)
 app.command()(distill)
 app.command()(soak)

@@ -75,6 +75,8 @@ class PairSettings:
     prompt_len: int = 32
     max_tokens: int = 1024
     """Most output tokens of a stream; sizes KV."""
+    max_draft_wait_s: float = TargetConfig().max_draft_wait_s
+    """Longest planned wait for a block."""
 
     @property
     def max_model_len(self) -> int:
@@ -102,7 +104,12 @@ class PairSettings:
     def target_config(self) -> TargetConfig:
         """Settings of the engine loop: the whole load runs at once."""
         rows = self.batch * max(1 + MAX_K, self.prompt_len)
-        return TargetConfig(max_num_seqs=self.batch, max_num_batched_tokens=rows, max_draft_tokens_limit=MAX_K)
+        return TargetConfig(
+            max_num_seqs=self.batch,
+            max_num_batched_tokens=rows,
+            max_draft_tokens_limit=MAX_K,
+            max_draft_wait_s=self.max_draft_wait_s,
+        )
 
     @property
     def draft_config(self) -> DraftConfig:
