@@ -47,6 +47,7 @@ def target_engine_config(settings: Settings, environment: Environment) -> Engine
     return EngineConfig(
         model=settings.model.name,
         kind=settings.engine.value,
+        feature_head=_feature_head(settings),
         scripted=_scripted(settings, target.kv, agreement=1.0),
         emulated=emulated_engine(settings, target.kv, drafts=False),
         cache_dir=environment.cache_dir,
@@ -66,7 +67,8 @@ def draft_engine_config(settings: Settings, draft: DraftSettings, environment: E
     """The engine of one draft replica."""
     return EngineConfig(
         model=draft_model_name(settings, draft),
-        kind=settings.engine.value,
+        kind="eagle3" if draft.method == "eagle3" else settings.engine.value,
+        head_of=settings.model.name if draft.method == "eagle3" else None,
         scripted=_scripted(settings, draft.kv, agreement=settings.scripted.draft_agreement),
         emulated=emulated_engine(settings, draft.kv, drafts=True),
         cache_dir=environment.cache_dir,
@@ -84,6 +86,12 @@ def draft_engine_config(settings: Settings, draft: DraftSettings, environment: E
 def draft_model_name(settings: Settings, draft: DraftSettings) -> str:
     """What the draft loads: its own model, or the target's weights."""
     return settings.model.name if draft.model == SELF_DRAFT else draft.model
+
+
+def _feature_head(settings: Settings) -> str | None:
+    """The head that the target stores features for."""
+    draft = settings.active_draft
+    return draft.model if draft is not None and draft.method == "eagle3" else None
 
 
 def target_config(settings: Settings) -> TargetConfig:

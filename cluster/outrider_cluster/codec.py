@@ -24,8 +24,8 @@ def target_codec(settings: Settings, environment: Environment, progress: Progres
 
 
 def draft_codec(settings: Settings, draft: DraftSettings, environment: Environment, progress: Progress) -> Codec:
-    """The draft's own tokenizer; the target's for a self-draft."""
-    if not settings.engine.has_weights or draft.model == SELF_DRAFT:
+    """The draft's own tokenizer; the target's for a self-draft and for a head, which has none."""
+    if not settings.engine.has_weights or draft.model == SELF_DRAFT or draft.method == "eagle3":
         return target_codec(settings, environment, progress)
     return Tokenizer(resolve(draft_model_name(settings, draft), environment.cache_dir, progress))
 
@@ -38,6 +38,8 @@ def check_draft_vocabulary(settings: Settings, environment: Environment, progres
     draft = settings.active_draft
     if draft is None or draft.model == SELF_DRAFT or not settings.engine.has_weights:
         return
+    if draft.method == "eagle3":
+        return  # its ids are the target's; its sizes are checked when either of them is built
     target_words = target_codec(settings, environment, progress).vocabulary
     draft_words = draft_codec(settings, draft, environment, progress).vocabulary
     difference = target_words.first_difference(draft_words)

@@ -49,7 +49,7 @@ def target_plan(
     if not settings.engine.has_weights:
         return None
     sizes = _sizes(settings.model.name, environment, progress)
-    target = _target(settings, sizes, memory_bytes)
+    target = _target(settings, sizes, memory_bytes, environment, progress)
     if target.device == "cuda":
         return _named("the GPU of rank 0", sizes, target)
     draft = settings.active_draft
@@ -64,7 +64,8 @@ def draft_plan(
     draft = settings.active_draft
     if not settings.engine.has_weights or draft is None or not draft.num_gpus:
         return None
-    target = _target(settings, _sizes(settings.model.name, environment, progress), memory_bytes)
+    sizes = _sizes(settings.model.name, environment, progress)
+    target = _target(settings, sizes, memory_bytes, environment, progress)
     load, own = _draft(settings, draft, target, environment, progress)
     return _named("the draft's GPU", load.sizes, own)
 
@@ -93,8 +94,14 @@ def _sizes(name: str, environment: Environment, progress: Progress) -> ModelSize
     return ModelSizes.of_config(read_config(name, environment.cache_dir, progress))
 
 
-def _target(settings: Settings, sizes: ModelSizes, memory_bytes: int) -> MemorySettings:
+def _target(
+    settings: Settings, sizes: ModelSizes, memory_bytes: int, environment: Environment, progress: Progress
+) -> MemorySettings:
     target = settings.target
+    draft, feature_bytes = settings.active_draft, 0
+    if draft is not None and draft.method == "eagle3":
+        # In bfloat16, already fused to the head's width.
+        feature_bytes = 2 * _sizes(draft.model, environment, progress).hidden_size
     on_gpu = bool(target.gpus_per_rank)
     memory = MemorySettings(
         memory_bytes=memory_bytes,
@@ -107,6 +114,7 @@ def _target(settings: Settings, sizes: ModelSizes, memory_bytes: int) -> MemoryS
         max_num_batched_tokens=target.max_num_batched_tokens,
         num_draft_tokens=settings.speculation.max_num_draft_tokens,
         block_size=target.kv.block_size,
+        feature_bytes=feature_bytes,
         runtime_bytes=GIB if on_gpu else _CPU_RUNTIME_BYTES,
     )
     return replace(memory, num_blocks=_num_blocks(target.kv, sizes, memory))
@@ -121,6 +129,8 @@ def _draft(
 ) -> tuple[DraftLoad, MemorySettings]:
     """The draft as a load on the target's device, and as the settings of a device of its own."""
     sizes = _sizes(draft_model_name(settings, draft), environment, progress)
+    if draft.method == "eagle3":
+        sizes = replace(sizes, max_positions=settings.model.max_model_len)  # a head reaches as far as its target
     load = DraftLoad(sizes=sizes, dtype=draft.dtype, quantization=draft.quantization)
     own = replace(
         load.settings(target),

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from outrider.core.errors import ConfigError
 from outrider.engine.models.prepare import default_cache_dir
 from outrider_cluster.sections import (
+    SELF_DRAFT,
     DataPlaneSettings,
     DraftSettings,
     EmulatedSettings,
@@ -147,8 +148,21 @@ class Settings(Section):
             return (
                 "target.gpus_per_rank is 1 but draft.num_gpus is 0: a draft on a CPU cannot keep ahead of a GPU target"
             )
+        if draft.method == "eagle3":
+            return self._head_problem(draft)
         if not self.engine.has_weights and draft.quantization != "none":
             return f"draft.quantization: the {self.engine.value} engine has no weights to quantise"
+        return None
+
+    def _head_problem(self, draft: DraftSettings) -> str | None:
+        if draft.model == SELF_DRAFT:
+            return "draft.model: method eagle3 needs the folder or hub id of a head"
+        if not self.engine.has_weights:
+            return f"draft.method: the {self.engine.value} engine has no features for an eagle3 head"
+        if draft.quantization != "none":
+            return "draft.quantization: an eagle3 head is not quantised"
+        if self.speculation.mode == "cached":
+            return "speculation.mode: an eagle3 head drafts on request; set sequential or auto"
         return None
 
     def _emulation_problem(self) -> str | None:

@@ -16,6 +16,10 @@ class DraftSettings(Scaled):
     """The draft: an accelerator that the target never depends on."""
 
     enabled: bool = True
+    method: Literal["draft_model", "eagle3"] = "draft_model"
+    """eagle3: `model` is an EAGLE-3 head, a folder or hub id in the published format. It reads features
+    that the target stores beside its KV, 2 bytes x hidden size for each position of the pool, and drafts
+    on request only."""
     model: str = Field(default=SELF_DRAFT, min_length=1)
     """As `model.name`; `self` drafts with the target's own weights, which with `quantization`
     gives a cheaper copy of the target where no smaller sibling exists."""

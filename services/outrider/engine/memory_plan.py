@@ -51,6 +51,8 @@ class MemorySettings:
     block_size: int = 16
     num_blocks: int | None = None
     """Blocks asked for; None: as many as fit."""
+    feature_bytes: int = 0
+    """Bytes of the features that are stored for each position of the pool; 0 without a draft that reads them."""
     cuda_graph_bytes: int = GIB
     """Allowance for captured graphs. Nothing on a CPU."""
     runtime_bytes: int = GIB
@@ -214,7 +216,7 @@ def _own_items(sizes: ModelSizes, settings: MemorySettings) -> list[MemoryItem]:
 
 
 def _block_bytes(sizes: ModelSizes, settings: MemorySettings, draft: DraftLoad | None) -> int:
-    own = settings.ranks_on_device * _own_block_bytes(sizes, settings)
+    own = settings.ranks_on_device * _own_block_bytes(sizes, settings) + settings.block_size * settings.feature_bytes
     if draft is None or draft.num_blocks is not None:
         return own
     return own + _own_block_bytes(draft.sizes, draft.settings(settings))
