@@ -18,6 +18,7 @@ from outrider_cluster.assembly import load_targets, supervision_policy
 from outrider_cluster.data_plane import EngineIdentity, RankPulse, ReplicaView
 from outrider_cluster.directory import ServeDirectory, in_order_of_preference
 from outrider_cluster.live import fixed_difference
+from outrider_cluster.observability import Role, configure_logs
 from outrider_cluster.ray_group import RayRankGroup
 from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.scaling import DEMAND
@@ -61,6 +62,7 @@ class TargetFront:
         """
         settings = Settings.model_validate(user_config)
         before, self._settings = self._settings, settings
+        configure_logs(settings.telemetry, Role.FRONT, self._replica_id)
         if before is not None and fixed_difference(before, settings) is None:
             return
         await self._stop()
@@ -99,7 +101,8 @@ class TargetFront:
     async def check_health(self) -> None:
         """Raises when supervision itself has ended, or rebuilding in this place does not help."""
         if self._supervising is not None and self._supervising.done():
-            raise EngineUnavailable("the supervisor has ended")
+            broken = None if self._supervising.cancelled() else self._supervising.exception()
+            raise EngineUnavailable(f"the supervisor has ended: {broken!r}") from broken
         view = self._view()
         if view is not None and self._failures >= _FAILURES_BEFORE_UNHEALTHY:
             raise EngineUnavailable(f"{self._failures} failures in a row; the last one: {view.problem}")
