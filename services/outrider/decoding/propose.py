@@ -5,7 +5,7 @@ logits give equal tokens. Rejection rule: it samples, with noise of its own, fro
 that it then transmits, so that q is exact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from outrider.decoding.noise import gumbel_at, seed_rows
 from outrider.decoding.rejection import point_mass
 from outrider.decoding.transfer import device_index
 
-__all__ = ["ProposeRow", "ProposedToken", "propose"]
+__all__ = ["Draws", "ProposeRow", "ProposedToken", "draw", "propose"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,29 +70,67 @@ class ProposedToken(NamedTuple):
     whose noise says nothing of the target's draw. At most `num_ranked`."""
 
 
-@torch.no_grad()
+class Draws:
+    """The draft tokens of one step at once, and what else is known of them when it is asked for.
+
+    The next forward needs the ids alone: margins and ranks can be found out while the device runs it.
+    """
+
+    def __init__(self, token_ids: list[int], find_out: Callable[[], list[ProposedToken]] | None = None) -> None:
+        self.token_ids = token_ids
+        """One for each row."""
+        self._find_out = find_out
+        self._tokens: list[ProposedToken] = []
+
+    @classmethod
+    def of(cls, tokens: list[ProposedToken]) -> "Draws":
+        """Draws of which everything is known."""
+        made = cls([one.token_id for one in tokens])
+        made._tokens = tokens
+        return made
+
+    @property
+    def known(self) -> bool:
+        """True when `tokens` computes nothing."""
+        return self._find_out is None
+
+    def tokens(self) -> list[ProposedToken]:
+        """Everything about every draw. Reads the logits that `draw` was given."""
+        if self._find_out is not None:
+            self._tokens, self._find_out = self._find_out(), None
+        return self._tokens
+
+
 def propose(logits: Tensor, rows: Sequence[ProposeRow], num_valid_ids: int | None = None) -> list[ProposedToken]:
     """Draw one draft token for each row of `logits` [rows, vocab], for position len(prefix).
 
     Raises ValueError when logits and rows do not match.
     """
+    return draw(logits, rows, num_valid_ids).tokens()
+
+
+@torch.no_grad()
+def draw(logits: Tensor, rows: Sequence[ProposeRow], num_valid_ids: int | None = None) -> Draws:
+    """`propose`, with the ids first. Leaves the rest for later where that costs an accelerator no copy."""
     if not rows:
-        return []
+        return Draws([])
     if all(row.takes_maximum for row in rows):
         scores = valid_logits(logits, num_valid_ids)
         if scores.shape[0] != len(rows):
             raise ValueError(f"{scores.shape[0]} rows of logits for {len(rows)} rows")
-        return _best(scores, rows)
+        if scores.device.type != "cpu":
+            return Draws.of(_best(scores, rows))
+        return Draws(first_argmax(scores).tolist(), lambda: _best(scores, rows))
     blocks = [LawBlock(sampling=row.sampling, prefix=row.prefix, prompt_len=row.prompt_len) for row in rows]
     law = target_law(logits, blocks, num_valid_ids)
     shared = [i for i, row in enumerate(rows) if not row.transmits_law]
     sampled = [i for i, row in enumerate(rows) if row.transmits_law]
     proposed: dict[int, ProposedToken] = {}
-    for chosen, draw in ((shared, _with_target_noise), (sampled, _from_transmitted_law)):
+    for chosen, draw_rows in ((shared, _with_target_noise), (sampled, _from_transmitted_law)):
         if chosen:
             own = law if len(chosen) == len(rows) else law.index_select(0, device_index(chosen, law.device))
-            proposed.update(zip(chosen, draw(own, [rows[i] for i in chosen]), strict=True))
-    return [proposed[i] for i in range(len(rows))]
+            proposed.update(zip(chosen, draw_rows(own, [rows[i] for i in chosen]), strict=True))
+    return Draws.of([proposed[i] for i in range(len(rows))])
 
 
 def _with_target_noise(law: Tensor, rows: Sequence[ProposeRow]) -> list[ProposedToken]:

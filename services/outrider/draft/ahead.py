@@ -85,6 +85,30 @@ class AheadDrafter:
                 keep_wanted=lambda branches: self._keep(branches, flights, poll),
             )
         self._send(planned)
+        poll()  # takes the tables along
+        current = [(flight, made.branch) for flight, made in planned if flight.current]
+        if current:
+            self.look_beyond([one for _, one in current], min(flight.link.vocab_size for flight, _ in current))
+        self._branches.settle()
+
+    def look_beyond(self, branches: Sequence[Branch], num_valid_ids: int) -> None:
+        """Run the last token of finished blocks too, in time that would be idle.
+
+        Whichever of them the target takes: what may follow it is then known when its verify starts, which
+        saves the next table its first forward. The blocks themselves have been sent.
+        """
+        going = [one for one in branches if one.wanted and not one.ended and self._has_room(one)]
+        for one in going:
+            one.num_draft_tokens = len(one.token_ids) + 1
+        self._branches.draft(going, num_valid_ids=num_valid_ids, keep_wanted=lambda active: active)
+
+    def _has_room(self, branch: Branch) -> bool:
+        """Make room for the last token's KV; False when there is none."""
+        kv, length = self._residents.kv, len(branch.written) + len(branch.pending)
+        if length > self._engine.limits.max_model_len or not kv.can_reserve(branch.kv_key, length):
+            return False
+        kv.reserve(branch.kv_key, length)
+        return True
 
     def _waiting(self) -> list[_Flight]:
         return [
@@ -220,6 +244,7 @@ class AheadDrafter:
         for flight, entries in tables.values():
             self._counters.tables += 1
             self._counters.outcomes += len(entries)
+            self._residents.spans.drafted(flight.sequence.kv_key, what="table", size=len(entries))
             for start in range(0, len(entries), _ENTRIES_PER_TABLE):
                 chunk = tuple(entries[start : start + _ENTRIES_PER_TABLE])
                 flight.link.send(

@@ -11,7 +11,7 @@ from outrider.core.ports import Clock
 from outrider.core.proposal import SparseLaw
 from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import VerificationRule
-from outrider.decoding.propose import ProposedToken, ProposeRow, propose
+from outrider.decoding.propose import Draws, ProposedToken, ProposeRow, draw
 from outrider.draft.timing import StepTimer
 from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine, wait_of
 from outrider.engine.sequence_kv import KVCache
@@ -56,19 +56,25 @@ class Branch:
     @property
     def complete(self) -> bool:
         """True at K tokens, or behind a token that ends the text."""
-        return len(self.token_ids) >= self.num_draft_tokens or (
-            bool(self.token_ids) and self.token_ids[-1] in self.eos_token_ids
-        )
+        return len(self.token_ids) >= self.num_draft_tokens or self.ended
 
-    def append(self, token: ProposedToken) -> None:
+    @property
+    def ended(self) -> bool:
+        """True behind a token that ends the text."""
+        return bool(self.token_ids) and self.token_ids[-1] in self.eos_token_ids
+
+    def push(self, token_id: int) -> None:
         """Add the next token of the block; it is what the next forward runs."""
-        self.token_ids.append(token.token_id)
+        self.token_ids.append(token_id)
+        # In place: the next forward may have been prepared with this very list.
+        self.pending[:] = (token_id,)
+
+    def note(self, token: ProposedToken) -> None:
+        """Add what is known of the first token that nothing is known of yet."""
         self.margins.append(token.margin)
         self.ranked.append(token.ranked_token_ids)
         if token.law is not None:
             self.laws.append(token.law)
-        # In place: the next forward may have been prepared with this very list.
-        self.pending[:] = (token.token_id,)
 
 
 class BranchDrafter:
@@ -81,6 +87,7 @@ class BranchDrafter:
         self._clock = clock
         self._timer = timer
         self._q_top_k = q_top_k
+        self._unsettled: tuple[list[Branch], Draws] | None = None
 
     def draft(
         self,
@@ -92,7 +99,8 @@ class BranchDrafter:
         """Complete the branches. Between forwards `keep_wanted` picks those worth going on with.
 
         KV for the prefix and the first K - 1 tokens must be reserved. The last token of a block is
-        not run: whether it is ever needed is the verdict's word.
+        not run: whether it is ever needed is the verdict's word. What is known of the last tokens
+        beside their ids may still be missing on return: `settle` adds it.
         """
         active = [branch for branch in branches if not branch.complete]
         slices = {id(branch): self._slice(branch) for branch in active}
@@ -100,17 +108,30 @@ class BranchDrafter:
             started, num_branches = self._clock.now(), len(active)
             batch = ForwardBatch(slices=tuple(slices[id(branch)] for branch in active))
             logits = self._engine.forward(batch)  # [branches, vocab]
+            # While the device works: all that neither this forward nor its draws depend on.
+            self.settle()
             slices = self._follow_up(active)
             rows = [branch.row or self._row(branch) for branch in active]
             one_each = batch.num_rows <= 2 * num_branches
             if self._wait is not None:
                 self._wait()
-            for branch, token in zip(active, propose(logits, rows, num_valid_ids), strict=True):
-                branch.append(token)
+            draws = draw(logits, rows, num_valid_ids)
+            for branch, token_id in zip(active, draws.token_ids, strict=True):
+                branch.push(token_id)
+            self._unsettled = (active, draws)
+            if self._wait is None or draws.known:
+                self.settle()
             active = [branch for branch in active if not branch.complete]
             active = keep_wanted(active) if active else active
             if one_each:
                 self._timer.record(self._clock.now() - started, num_branches=num_branches)
+
+    def settle(self) -> None:
+        """Add what is known of the last step's tokens to their branches. Idempotent."""
+        if self._unsettled is not None:
+            (branches, draws), self._unsettled = self._unsettled, None
+            for branch, token in zip(branches, draws.tokens(), strict=True):
+                branch.note(token)
 
     def _follow_up(self, branches: Sequence[Branch]) -> dict[int, ForwardSlice]:
         """The forward under way has written what was pending: what would follow it, but for the tokens.

@@ -31,6 +31,7 @@ from outrider.draft.timing import StepTimer
 from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine, wait_of
 from outrider.engine.features import FeatureSink
 from outrider.engine.sequence_kv import KVCache
+from outrider.telemetry.spans import DraftSpans
 
 __all__ = ["Drafter", "Outbound", "nothing_new"]
 
@@ -80,7 +81,14 @@ class Drafter:
     """
 
     def __init__(
-        self, *, engine: ModelEngine, kv: KVCache, identity: DraftIdentity, config: DraftConfig, clock: Clock
+        self,
+        *,
+        engine: ModelEngine,
+        kv: KVCache,
+        identity: DraftIdentity,
+        config: DraftConfig,
+        clock: Clock,
+        spans: DraftSpans | None = None,
     ) -> None:
         self.counters = DraftCounters()
         self._engine = engine
@@ -90,7 +98,7 @@ class Drafter:
         self._timer = StepTimer()
         sink = engine if isinstance(engine, FeatureSink) else None
         self._capabilities = _CAPABILITIES if sink is None else _WITH_FEATURES
-        self._residents = Residents(kv=kv, config=config, clock=clock, counters=self.counters, sink=sink)
+        self._residents = Residents(kv=kv, config=config, clock=clock, counters=self.counters, sink=sink, spans=spans)
         self._intake = Intake(
             residents=self._residents,
             config=config,
@@ -299,6 +307,16 @@ class Drafter:
             one.link.send(DraftProposal(handle=one.sequence.handle, proposal=block))
             self.counters.blocks += 1
             self.counters.drafted_tokens += len(block)
+            self._residents.spans.drafted(one.sequence.kv_key, what="block", size=len(block))
+        if any(one.sequence.drafts_ahead for one in drafting):
+            poll()  # takes the blocks along
+            self._look_beyond([one for one in drafting if one.current and one.sequence.drafts_ahead])
+        self._branches.settle()
+
+    def _look_beyond(self, drafted: Sequence[_Drafting]) -> None:
+        if drafted:
+            num_valid_ids = min(one.link.vocab_size for one in drafted)
+            self._ahead.look_beyond([one.branch for one in drafted], num_valid_ids)
 
     def _report(self) -> None:
         queued = self._residents.num_owed

@@ -70,6 +70,8 @@ class DraftSequence:
         """Draft tokens that the target waits for; 0 when no round is owed."""
         self.in_flight: InFlight | None = None
         """The verify step that runs now, as far as the target has told."""
+        self.drafts_ahead = False
+        """True while the target wants tables for its steps."""
         self.chain: Branch | None = None
         """The block drafted behind the text, or as much of it as there is."""
         self.version = 0
@@ -153,6 +155,7 @@ class DraftSequence:
 
     def launch(self, row: LaunchRow, *, budget_s: float, now: float) -> InFlight | None:
         """What a verify step that has just started has in flight; None when it cannot be followed."""
+        self.drafts_ahead = row.ahead.branch_budget > 0
         if self.stage is not Stage.READY or row.base_len != len(self.text):
             return None
         token_ids: tuple[int, ...] | None = row.token_ids
@@ -265,12 +268,15 @@ class DraftSequence:
         return token_ids if self._valid(token_ids) else None
 
     def _rewrite(self, first: int, token_ids: Sequence[int]) -> None:
-        """Text from `first` on becomes `token_ids`; KV stays as far as it was computed for equal tokens."""
-        matched = first
-        for written, token_id in zip(self.written[first : first + len(token_ids)], token_ids, strict=False):
+        """Text from `first` on becomes `token_ids`; KV stays as far as it was computed for equal tokens.
+
+        What was drafted behind equal tokens stays too.
+        """
+        matched = len(self.written)
+        for at, (written, token_id) in enumerate(zip(self.written[first:], token_ids, strict=False), first):
             if written != token_id:
+                matched = at
                 break
-            matched += 1
         if self.features is not None:
             # Rows behind the text were run on outputs of their own; now there are features for them.
             matched = min(matched, len(self.text))
