@@ -8,9 +8,10 @@ from functools import partial
 from opentelemetry.sdk.trace import TracerProvider
 
 from outrider.core.dispatch import EngineHello
-from outrider.core.link import Hello
+from outrider.core.link import Hello, capabilities
 from outrider.engine.base import ModelEngine
 from outrider.engine.config import EngineConfig
+from outrider.engine.features import HasFeatures
 from outrider.rpc.dispatch_server import DispatchServicer
 from outrider.rpc.link_client import GrpcDraftTransport, LinkOptions
 from outrider.rpc.link_stream import StreamOptions
@@ -19,14 +20,14 @@ from outrider.target.builder import MonotonicClock, build_host
 from outrider.target.host import EngineHost
 from outrider.target.stall import StallWatch
 from outrider.telemetry.engine_metrics import EngineMetrics
-from outrider.telemetry.sequence_spans import SequenceTracer
 from outrider.telemetry.sink import MetricSink, NullSink
+from outrider.telemetry.spans import SequenceSpans
 from outrider.v1.dispatch_pb2_grpc import add_DispatchServiceServicer_to_server
 from outrider_cluster.assembly import gate_settings, target_config, target_engine_config, tls_files
 from outrider_cluster.codec import Codec, target_codec
 from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
 from outrider_cluster.memory import check_start, target_plan
-from outrider_cluster.observability import Role, provider_for, sequence_tracer
+from outrider_cluster.observability import Role, provider_for, sequence_observer
 from outrider_cluster.settings import Environment, Settings
 
 __all__ = ["PrimaryRank"]
@@ -174,10 +175,10 @@ class PrimaryRank:
             raise TypeError(type(self._rendezvous).__name__)
         return build_primary(config, self._rendezvous, _log.info)
 
-    def _spans(self) -> SequenceTracer | None:
+    def _spans(self) -> SequenceSpans:
         telemetry, engine_id = self._settings.telemetry, self._identity.engine_id
         self._provider = provider_for(telemetry, Role.TARGET, engine_id)
-        return sequence_tracer(self._provider, telemetry, engine_id)
+        return sequence_observer(self._provider, telemetry, engine_id)
 
     async def _publish(self, host: EngineHost) -> None:
         while True:
@@ -208,6 +209,7 @@ class PrimaryRank:
             max_num_draft_tokens=config.max_draft_tokens_limit,
             max_model_len=engine.limits.max_model_len,
             max_num_seqs=config.max_num_seqs,
+            capabilities=capabilities(stores_features=isinstance(engine, HasFeatures) and engine.features is not None),
             auth_token=self._environment.auth_token,
         )
         options = LinkOptions(stream=StreamOptions(tls=tls_files(self._settings)))

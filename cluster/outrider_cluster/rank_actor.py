@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from outrider.core.threads import share_interpreter
 from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
 from outrider_cluster.node import own_address
+from outrider_cluster.observability import Role, configure_logs
 from outrider_cluster.peer_rank import PeerRank
 from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.settings import Settings
@@ -27,10 +28,15 @@ class PrimaryRankActor:
     def __init__(self, settings: Settings, identity: EngineIdentity) -> None:
         """Starts nothing that could fail: the front watches from here on."""
         _limit_threads(settings)
+        configure_logs(settings.telemetry, Role.TARGET, f"{identity.engine_id} rank 0")
         share_interpreter()
         self._settings = settings
         self._identity = identity
         self._made: PrimaryRank | None = None
+
+    def __repr__(self) -> str:
+        """For Ray's dashboard and the prefix of its log lines."""
+        return f"engine {self._identity.engine_id} rank 0"
 
     async def open_meeting(self) -> Meeting:
         """Listen for the other ranks."""
@@ -74,12 +80,18 @@ class PrimaryRankActor:
 class PeerRankActor:
     """Rank 1 or above."""
 
-    def __init__(self, settings: Settings, rank: int) -> None:
+    def __init__(self, settings: Settings, identity: EngineIdentity, rank: int) -> None:
         """Starts nothing that could fail: the front watches from here on."""
         _limit_threads(settings)
+        configure_logs(settings.telemetry, Role.TARGET, f"{identity.engine_id} rank {rank}")
         self._settings = settings
+        self._identity = identity
         self._number = rank
         self._made: PeerRank | None = None
+
+    def __repr__(self) -> str:
+        """For Ray's dashboard and the prefix of its log lines."""
+        return f"engine {self._identity.engine_id} rank {self._number}"
 
     async def start(self, meeting: Meeting | None) -> str:
         """Load the shard and follow rank 0; returns nothing."""

@@ -36,7 +36,9 @@ class RayRankGroup:
         self._meets = settings.target.tensor_parallel_size > 1 and settings.engine is EngineKind.TORCH
         self._on_pulse = on_pulse
         self._ranks: list[Any] = [
-            _actor_class(rank, settings, placement_group).remote(settings, identity if rank == 0 else rank)
+            _actor_class(rank, settings, placement_group)
+            .options(name=f"engine {identity.engine_id} epoch {identity.epoch} rank {rank}")
+            .remote(settings, identity, *(() if rank == 0 else (rank,)))
             for rank in range(settings.target.tensor_parallel_size)
         ]
 

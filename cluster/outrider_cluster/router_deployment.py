@@ -37,7 +37,7 @@ from outrider_cluster.deployment_service import DeploymentService
 from outrider_cluster.directory import ServeDirectory
 from outrider_cluster.http_ingress import AsgiAnswer, closed
 from outrider_cluster.key_file import KeyFollower
-from outrider_cluster.observability import Role, provider_for, request_tracer
+from outrider_cluster.observability import Role, configure_logs, provider_for, request_tracer
 from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.settings import Environment, Settings
 
@@ -80,6 +80,7 @@ class RouterIngress:
         Another model takes another router: what ran here fails as retryable.
         """
         settings = Settings.model_validate(user_config)
+        configure_logs(settings.telemetry, Role.ROUTER, self._context.replica_id.unique_id)
         await self._keys.apply(settings.security)
         before, self._settings = self._settings, settings
         if self._router is not None and before is not None and before.model == settings.model:

@@ -144,7 +144,7 @@ class RequestRun:
         except (EngineUnavailable, Overloaded) as error:
             self._wait(error)
             return made
-        _logger.info("request %s goes on on another engine", self._plan.request_id)
+        _logger.info("request goes on on another engine", extra={"request_id": self._plan.request_id})
         self._metrics.sequences_moved(count=len(lost))
         self._moved |= self._lost
         self._lost.clear()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,9 +38,11 @@ from outrider.router.run import FailoverSettings, RequestRun
 from outrider.router.stream import ChoiceStream
 from outrider.router.timing import TimeSource
 from outrider.router.validation import check_fields, plan_request, resume_text
-from outrider.telemetry.spans import NullRequestSpans, RequestSpans
+from outrider.telemetry.spans import NullRequestSpans, RequestSpans, trace_id_of
 
 __all__ = ["AbortBroadcast", "RouterService", "ServiceSettings"]
+
+_logger = logging.getLogger(__name__)
 
 AbortBroadcast = Callable[[str, Caller], Awaitable[bool]]
 """Asks the other routers' `abort_local`; True if one of them had the request."""
@@ -124,6 +127,8 @@ class RouterService:
             running = self._enter(request, caller)
         except OutriderError as error:
             self._metrics.request_refused(error=type(error).__name__)
+            # Its message names a field, and may quote it.
+            _logger.info("request refused", extra={"request_id": request.request_id, "outcome": type(error).__name__})
             raise
         try:
             plan, choices = await self._prepare(replace(request, request_id=running.request_id), running)
@@ -259,6 +264,17 @@ class RouterService:
         """Free all that the request holds, on every way out."""
         running.release()
         self._registry.remove(running)
+        _logger.info(
+            "request ended",
+            extra={
+                "request_id": running.request_id,
+                "trace_id": trace_id_of(running.span.traceparent),
+                "outcome": running.outcome,
+                "seconds": round(self._time.now() - running.arrived_s, 4),
+                "prompt_tokens": running.prompt_tokens,
+                "output_tokens": running.output_tokens,
+            },
+        )
         if running.started:
             self._metrics.request_finished(
                 traffic_class=running.traffic_class,

@@ -1,4 +1,4 @@
-"""Logs as JSON, one line per event, with the request's id and never its text.
+"""Logs, one line per event, as JSON or for the eye, with the request's id and never its text.
 
 Further fields come through `extra`, and only those in `FIELDS` are written: a prompt that somebody
 hands over by mistake goes nowhere.
@@ -6,23 +6,30 @@ hands over by mistake goes nowhere.
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-__all__ = ["FIELDS", "JsonLineFormatter", "configure", "request_logger"]
+__all__ = ["FIELDS", "JsonLineFormatter", "TextLineFormatter", "configure", "request_logger"]
 
 FIELDS = (
     "request_id",
+    "choice_index",
     "trace_id",
     "engine_id",
     "engine_epoch",
     "replica_id",
+    "router_id",
     "rank",
     "draft",
     "error",
     "reason",
+    "outcome",
     "seconds",
+    "prompt_tokens",
+    "output_tokens",
+    "running",
+    "waiting",
 )
 """Fields that `extra` may add to a line."""
 
@@ -32,6 +39,11 @@ RequestLogger = logging.LoggerAdapter[logging.Logger]
 class JsonLineFormatter(logging.Formatter):
     """Writes time (UTC), level, logger and message of a record, then its fields, then its traceback."""
 
+    def __init__(self, process: Mapping[str, str] | None = None) -> None:
+        """`process`: what every line of this process says about it."""
+        super().__init__()
+        self._process = dict(process or {})
+
     def format(self, record: logging.LogRecord) -> str:
         """One JSON object without a line break, whatever the message holds."""
         line: dict[str, Any] = {
@@ -39,27 +51,49 @@ class JsonLineFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._process,
+            **_fields(record),
         }
-        line.update({name: record.__dict__[name] for name in FIELDS if name in record.__dict__})
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = self.formatException(record.exc_info)
         # default=str: a log line is no place to fail over a value's type.
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-def configure(level: str, stream: TextIO, *, loggers: Iterable[str] = ("outrider", "outrider_cluster")) -> None:
-    """Send our own loggers to `stream` as JSON lines; those of libraries stay as they are.
+class TextLineFormatter(logging.Formatter):
+    """The same for the eye: `time level logger: message key=value …`, a traceback behind it."""
 
-    For entry points of processes, once; a second call replaces the first. Raises `ValueError` for
-    an unknown level.
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and more only for a traceback."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
+        message = record.getMessage().replace("\n", "\\n")
+        line = f"{time} {record.levelname.lower()} {record.name}: {message}{fields}"
+        if record.exc_info and record.exc_info[0] is not None:
+            line = f"{line}\n{self.formatException(record.exc_info)}"
+        return line
+
+
+def configure(
+    level: str,
+    stream: TextIO,
+    *,
+    loggers: Iterable[str] = ("outrider", "outrider_cluster"),
+    as_text: bool = False,
+    process: Mapping[str, str] | None = None,
+) -> None:
+    """Send our own loggers to `stream`, a line per event; those of libraries stay as they are.
+
+    For entry points of processes, once; a second call replaces the first. `process`: what every JSON
+    line says about this process. Raises `ValueError` for an unknown level.
     """
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLineFormatter())
+    handler.setFormatter(TextLineFormatter() if as_text else JsonLineFormatter(process))
     for name in loggers:
         logger = logging.getLogger(name)
         logger.setLevel(level.upper())
         logger.propagate = False
-        for old in [one for one in logger.handlers if isinstance(one.formatter, JsonLineFormatter)]:
+        for old in [one for one in logger.handlers if isinstance(one.formatter, JsonLineFormatter | TextLineFormatter)]:
             logger.removeHandler(old)
         logger.addHandler(handler)
 
@@ -67,3 +101,7 @@ def configure(level: str, stream: TextIO, *, loggers: Iterable[str] = ("outrider
 def request_logger(logger: logging.Logger, request_id: str) -> RequestLogger:
     """The logger, with this request's id on every line."""
     return logging.LoggerAdapter(logger, {"request_id": request_id})
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: record.__dict__[name] for name in FIELDS if name in record.__dict__}

@@ -35,7 +35,13 @@ __all__ = [
     "RoundRecord",
     "SequenceSpans",
     "StepRecord",
+    "trace_id_of",
 ]
+
+
+def trace_id_of(traceparent: str) -> str:
+    """The trace that a traceparent names; empty for none."""
+    return traceparent.split("-")[1] if traceparent.count("-") >= 3 else ""
 
 
 class RequestSpan(Protocol):

@@ -27,6 +27,7 @@ from outrider.telemetry.spans import (
     RoundRecord,
     SequenceSpans,
     StepRecord,
+    trace_id_of,
 )
 from outrider.telemetry.tracing import STEP_SPAN, SpanExport, TracingConfig, tracer_provider
 
@@ -381,6 +382,11 @@ class TestSetUp:
     def test_an_endpoint_belongs_to_otlp(self, export: SpanExport, endpoint: str | None) -> None:
         with pytest.raises(ConfigError, match="endpoint"):
             TracingConfig(service_name="s", instance_id="i", export=export, endpoint=endpoint)
+
+
+@pytest.mark.parametrize(("traceparent", "trace_id"), [(CLIENT, TRACE_ID), ("", ""), ("nonsense", "")])
+def test_the_trace_of_a_traceparent(traceparent: str, trace_id: str) -> None:
+    assert trace_id_of(traceparent) == trace_id
 
 
 class TestNull:
