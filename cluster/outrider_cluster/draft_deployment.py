@@ -6,6 +6,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.sdk.trace import TracerProvider
 from ray import serve
 
 from outrider.core.errors import EngineUnavailable
@@ -13,6 +14,7 @@ from outrider.telemetry.draft_metrics import DraftMetrics, DraftReport
 from outrider_cluster.assembly import draft_model_name
 from outrider_cluster.data_plane import ReplicaView
 from outrider_cluster.node import own_address
+from outrider_cluster.observability import Role, configure_logs, draft_tracer, provider_for
 from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.sections import DraftSettings
 from outrider_cluster.settings import Settings
@@ -39,6 +41,7 @@ class DraftReplica:
         self._starting: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self._sink = RayMetricSink()
+        self._provider: TracerProvider | None = None
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """The first settings start the draft; a change of what it was built from starts it anew.
@@ -50,6 +53,7 @@ class DraftReplica:
         if draft is None:
             raise ValueError("draft: is not enabled")
         before, self._settings = self._settings, settings
+        configure_logs(settings.telemetry, Role.DRAFT, self._replica_id)
         if before is not None and (before.model, before.draft) == (settings.model, settings.draft):
             return
         await self._stop("the draft is being replaced")
@@ -76,13 +80,18 @@ class DraftReplica:
 
     async def __del__(self) -> None:
         await self._stop("the draft is shutting down")
+        if self._provider is not None:
+            await asyncio.to_thread(self._provider.shutdown)
 
     async def _start(self, settings: Settings, draft: DraftSettings) -> None:
         # Brings torch, which whoever only deploys this class does not need.
         from outrider_cluster.draft_runtime import start_draft
 
         host = settings.data_plane.host or own_address()
-        self._runtime = await start_draft(settings, draft, incarnation=self._incarnation, host=host)
+        if self._provider is None:
+            self._provider = provider_for(settings.telemetry, Role.DRAFT, self._replica_id)
+        spans = draft_tracer(self._provider, settings.telemetry)
+        self._runtime = await start_draft(settings, draft, incarnation=self._incarnation, host=host, spans=spans)
         _log.info("draft %s serves at %s", self._replica_id, self._runtime.address)
 
     async def _publish(self, metrics: DraftMetrics) -> None:

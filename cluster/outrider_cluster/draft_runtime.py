@@ -78,7 +78,10 @@ class DraftRuntime:
 async def start_draft(
     settings: Settings, draft: DraftSettings, *, incarnation: int, host: str, spans: DraftSpans | None = None
 ) -> DraftRuntime:
-    """Load the model and serve on `host`; `spans`: where traces go. Raises `ConfigError` or `CompatibilityError` with the cause."""
+    """Load the model and serve on `host`; `spans`: where traces go.
+
+    Raises `ConfigError` or `CompatibilityError` with the cause.
+    """
     share_interpreter()
     environment = Environment.read()
     codec = await asyncio.to_thread(draft_codec, settings, draft, environment, _log.info)
