@@ -24,8 +24,8 @@ from outrider_cluster.stopping import StopSignals
 __all__ = ["SERVICER_FUNCTIONS", "Ingress", "running_serve"]
 
 SERVICER_FUNCTIONS = (
-    "outrider.v1.generation_pb2_grpc.add_GenerationServiceServicer_to_server",
-    "outrider.v1.generation_pb2_grpc.add_ModelServiceServicer_to_server",
+    "outrider.rpc.ingress.add_generation_service",
+    "outrider.rpc.ingress.add_model_service",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 )
 """What Serve's gRPC proxy accepts; the router implements all of it."""

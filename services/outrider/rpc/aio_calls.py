@@ -6,6 +6,8 @@ from typing import TypeVar, cast
 import grpc
 import grpc.aio
 
+from outrider.rpc.malformed import refuse_malformed
+
 __all__ = ["END", "describe", "is_being_cancelled", "open_stream", "read_request"]
 
 END: object = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
@@ -21,8 +23,12 @@ def open_stream(method: "grpc.aio.StreamStreamMultiCallable[Q, R]") -> "grpc.aio
 
 
 async def read_request(context: "grpc.aio.ServicerContext[Q, R]") -> Q | None:
-    """The next message of a stream, on the server's side; None at its end."""
+    """The next message of a stream, on the server's side; None at its end.
+
+    Raises `ProtocolError` for bytes that are no message.
+    """
     message: object = await context.read()
+    refuse_malformed(message)
     return None if message is END else cast("Q", message)
 
 

@@ -95,6 +95,9 @@ class DispatchServicer(DispatchServiceServicer):
         except TimeoutError:
             fail(context, DeadlineExceeded(f"no RouterHello within {self._hello_timeout_s:g} s"))
             return
+        except ProtocolError as error:
+            fail(context, error)
+            return
         if first is None:
             return
         try:

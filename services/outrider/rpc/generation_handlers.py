@@ -22,6 +22,7 @@ from outrider.rpc.generation_conversion import (
     request_from_proto,
     usage_to_proto,
 )
+from outrider.rpc.malformed import refuse_malformed
 from outrider.rpc.report_conversion import logprobs_to_proto, status_to_proto
 from outrider.v1 import generation_pb2 as pb
 
@@ -81,6 +82,7 @@ class GenerationHandlers:
         """GenerationService/Abort."""
 
         async def answer(caller: Caller) -> pb.AbortResponse:
+            refuse_malformed(request)
             if not request.request_id:
                 raise InvalidRequest("request_id", "is not set")
             return pb.AbortResponse(found=await self._service.abort(request.request_id, caller))
@@ -91,6 +93,7 @@ class GenerationHandlers:
         """ModelService/GetModelInfo."""
 
         async def answer(_: Caller) -> pb.GetModelInfoResponse:
+            refuse_malformed(request)
             return model_to_proto(await self._service.model_info(request.model))
 
         return await self._answer(answer, pb.GetModelInfoResponse, context)
@@ -119,6 +122,7 @@ class GenerationHandlers:
     def _stream(
         self, request: pb.GenerateRequest | pb.StreamGenerateRequest, caller: Caller
     ) -> AsyncIterator[GenerationEvent]:
+        refuse_malformed(request)
         if not request.HasField("spec"):
             raise InvalidRequest("spec", "is not set")
         return self._service.stream(request_from_proto(request.spec), caller)

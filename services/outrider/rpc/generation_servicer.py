@@ -1,12 +1,15 @@
 """The public services on a grpc.aio server. A Ray Serve deployment has the same few lines on its class."""
 
+import asyncio
 from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
 
 from outrider.core.caller import Authenticate, anonymous
+from outrider.core.errors import RequestAborted
 from outrider.core.ports import GenerationService
+from outrider.rpc.errors import fail
 from outrider.rpc.generation_handlers import GenerationHandlers
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import (
@@ -25,8 +28,10 @@ PUBLIC_SERVICES = ("outrider.v1.GenerationService", "outrider.v1.ModelService")
 class GenerationServicer(GenerationServiceServicer):
     """GenerationService over grpc.aio."""
 
-    def __init__(self, handlers: GenerationHandlers) -> None:
+    def __init__(self, handlers: GenerationHandlers, stalled_timeout_s: float = 30.0) -> None:
+        """`stalled_timeout_s`: a streaming client that reads nothing for this long is cut off."""
         self._handlers = handlers
+        self._stalled_timeout_s = stalled_timeout_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """Run a request to its end. A client that leaves aborts it."""
@@ -37,8 +42,12 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> None:
         """Stream a request. A client that leaves aborts it at once: nothing waits for a collector of garbage."""
         async with aclosing(self._handlers.stream_generate(request, context)) as responses:
-            async for response in responses:
-                await context.write(response)
+            try:
+                async for response in responses:
+                    async with asyncio.timeout(self._stalled_timeout_s):
+                        await context.write(response)
+            except TimeoutError:
+                fail(context, RequestAborted(f"the client has read nothing for {self._stalled_timeout_s:g} s"))
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         """End a running request."""

@@ -10,7 +10,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from outrider.rpc.errors import StatusContext
+from outrider.rpc.errors import StatusContext, fail
+from outrider.rpc.malformed import Malformed, malformed_error
 
 __all__ = ["HEALTH_SERVICE", "Health", "HealthServicer", "add_health"]
 
@@ -73,6 +74,9 @@ class HealthServicer:
 
     async def Check(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
         """The state now."""
+        if isinstance(request, Malformed):
+            fail(context, malformed_error())
+            return pb.HealthCheckResponse()
         return await self._health.check(request, context)
 
     async def List(self, request: pb.HealthListRequest, context: Any) -> pb.HealthListResponse:
@@ -81,6 +85,9 @@ class HealthServicer:
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Any) -> None:
         """The state now and after each change."""
+        if isinstance(request, Malformed):
+            fail(context, malformed_error())
+            return
         async with aclosing(self._health.watch(request)) as responses:
             async for response in responses:
                 await context.write(response)

@@ -85,6 +85,9 @@ class SpeculationServicer(SpeculationServiceServicer):
         except TimeoutError:
             fail(context, DeadlineExceeded(f"no Hello within {self._hello_timeout_s:g} s"))
             return
+        except ProtocolError as error:
+            fail(context, error)
+            return
         if first is None:
             return
         self.counters.messages_received += 1

@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.core.errors import ConfigError
 from outrider.rpc.channel_options import Keepalive, server_options
+from outrider.rpc.malformed import MalformedMessages
 from outrider.rpc.tls import TlsFiles
 
 __all__ = ["RunningServer", "ServerOptions", "start_server"]
@@ -59,7 +60,7 @@ async def start_server(
 ) -> RunningServer:
     """Start a server; each of `services` adds its servicer. Raises `ConfigError` if it cannot listen."""
     options = options or ServerOptions()
-    server = grpc.aio.server(options=server_options(options.keepalive))
+    server = grpc.aio.server(options=server_options(options.keepalive), interceptors=[MalformedMessages()])
     for add in services:
         add(server)
     if options.reflection:

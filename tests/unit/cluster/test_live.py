@@ -24,6 +24,7 @@ OTHER: dict[str, Any] = {
     "max_running_tokens": 999,
     "default_timeout_s": 5.0,
     "max_timeout_s": 2000.0,
+    "api_keys_file": "/keys.yaml",
 }
 
 
@@ -39,7 +40,12 @@ def changed(section: str, **fields: Any) -> Settings:
 def test_every_live_field_reaches_what_the_router_applies(section: str, name: str) -> None:
     before, after = default_settings(), changed(section, **{name: OTHER[name]})
     assert fixed_difference(before, after) is None
-    assert (gate_settings(before), router_limits(before)) != (gate_settings(after), router_limits(after))
+    assert applied(before) != applied(after)
+
+
+def applied(settings: Settings) -> tuple[object, ...]:
+    """What `RouterIngress.reconfigure` reads."""
+    return gate_settings(settings), router_limits(settings), settings.security
 
 
 @pytest.mark.parametrize(
