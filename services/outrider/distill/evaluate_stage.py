@@ -7,7 +7,10 @@ from outrider.distill.requests import held_out_requests
 from outrider.distill.sample_stage import engine_for
 from outrider.distill.sampling import Sampler
 from outrider.distill.settings import DistillSettings
+from outrider.engine.loading import load_config
 from outrider.engine.models.prepare import Progress
+from outrider.engine.models.resolve import resolve
+from outrider.engine.shape import ModelShape
 from outrider.engine.tokenizer import Tokenizer
 
 __all__ = ["EVALUATED_K", "evaluate_draft"]
@@ -27,7 +30,8 @@ def evaluate_draft(
     cases = [(t, name) for t in _TEMPERATURES for name in settings.held_out]
     if not cases:
         return []
-    max_len = _MAX_PROMPT_TOKENS + _NEW_TOKENS
+    folder = resolve(settings.target, settings.cache_dir, progress)
+    max_len = min(_MAX_PROMPT_TOKENS + _NEW_TOKENS, ModelShape.of_config(load_config(folder)).max_positions)
     results: list[ClassAcceptance] = []
     with (
         engine_for(settings, settings.target, num_slots=_SLOTS, max_len=max_len, progress=progress) as target,

@@ -12,6 +12,7 @@ from outrider.distill.sampling import SampledText, Sampler, SampleRequest, block
 from outrider.distill.settings import DistillSettings
 from outrider.engine.base import ModelEngine
 from outrider.engine.config import EngineConfig
+from outrider.engine.eagle3.config import default_feature_layers
 from outrider.engine.factory import build_engine
 from outrider.engine.models.prepare import Progress
 from outrider.engine.tokenizer import Tokenizer
@@ -38,14 +39,14 @@ def sample_texts(
     continue behind the shards that are there, so a resumed stage samples other texts.
     """
     frame = ChatFrame.of(tokenizer)
-    layers = target.config.num_hidden_layers
+    layers = default_feature_layers(target.config.num_hidden_layers) if settings.method == "eagle3" else ()
     labeller = Labeller(
         target,
         prefix=frame.before[:-1],
         top_k=min(settings.top_k, tokenizer.vocab_size),
-        feature_layers=(2, layers // 2, layers - 3) if settings.method == "eagle3" else (),
+        feature_layers=layers,
     )
-    max_len = settings.max_new_tokens + _MAX_PROMPT_TOKENS
+    max_len = min(settings.max_new_tokens + _MAX_PROMPT_TOKENS, int(target.config.max_position_embeddings))
     tokens = 0
     began = time.monotonic()
     slots = settings.num_slots

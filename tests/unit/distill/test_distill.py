@@ -1,0 +1,182 @@
+"""The whole tool on a tiny random target: what it writes, that it learns, and that it resumes."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.distill.tiny_target import TOKENIZER_SIZE, VOCAB_SIZE, save_tiny_target
+from transformers import AutoModelForCausalLM
+
+from outrider.core.errors import ConfigError
+from outrider.distill.batches import TextBatches
+from outrider.distill.pipeline import DistillReport, distill
+from outrider.distill.records import RecordStore, TokenKind
+from outrider.distill.settings import DistillSettings, StageMinutes
+from outrider.distill.student import kept_layers, make_student
+from outrider.distill.training import Trainer, TrainingProgress, TrainingSettings
+from outrider.distill.vocabulary import DraftVocabulary
+from outrider.engine.base import ForwardBatch, ForwardSlice
+from outrider.engine.config import EngineConfig
+from outrider.engine.factory import build_engine
+
+PROMPTS = tuple(f"question {number}?" for number in range(200))
+
+
+def settings(folder: Path, **changes: Any) -> DistillSettings:
+    base = DistillSettings(
+        target=str(folder / "target"),
+        output=folder / "draft",
+        minutes=StageMinutes(sample=0.001, train=0.02),
+        prompts=PROMPTS[:16],
+        held_out={"held": ("What else?", "And then?")},
+        dtype="float32",
+        num_layers=2,
+        vocabulary_size=100,
+        max_new_tokens=24,
+        num_slots=16,
+        top_k=4,
+    )
+    return replace(base, **changes)
+
+
+def run(one: DistillSettings) -> tuple[DistillReport, list[str]]:
+    stages: list[str] = []
+    return distill(one, lambda stage, share, words: stages.append(stage), lambda text: None), stages
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DistillReport]:
+    folder = tmp_path_factory.mktemp("distill")
+    save_tiny_target(folder / "target")
+    return folder, run(settings(folder))[0]
+
+
+def test_the_output_is_a_folder_that_transformers_loads(made: tuple[Path, DistillReport]) -> None:
+    folder, report = made
+    model = AutoModelForCausalLM.from_pretrained(str(report.folder))
+    target = AutoModelForCausalLM.from_pretrained(str(folder / "target"))
+    assert model.config.num_hidden_layers == 2
+    shared = model.get_input_embeddings().weight.float()
+    torch.testing.assert_close(shared, target.get_input_embeddings().weight, rtol=0.01, atol=0.01)
+    for name in ("tokenizer.json", "draft_vocabulary.json", "README.md", "distill.json"):
+        assert (report.folder / name).is_file()
+
+
+def test_the_engine_computes_the_own_vocabulary_only(made: tuple[Path, DistillReport]) -> None:
+    _, report = made
+    ids = json.loads((report.folder / "draft_vocabulary.json").read_text())["token_ids"]
+    assert len(ids) == 100
+    engine = build_engine(EngineConfig(model=str(report.folder), num_blocks=4, max_model_len=32), lambda text: None)
+    one = ForwardSlice(token_ids=[3, 1, 4], start=0, block_table=[0, 1], num_logits=3)
+    logits = engine.forward(ForwardBatch(slices=(one,)))
+    assert logits.shape == (3, VOCAB_SIZE)
+    assert (logits > -torch.inf).any(0).nonzero().squeeze(1).tolist() == ids
+    plain = AutoModelForCausalLM.from_pretrained(str(report.folder), dtype=torch.float32)
+    with torch.inference_mode():
+        expected = plain(torch.tensor([[3, 1, 4]])).logits[0]
+    torch.testing.assert_close(logits[:, ids], expected[:, ids], rtol=0, atol=1e-4)
+
+
+def test_the_card_has_command_data_and_acceptance(made: tuple[Path, DistillReport]) -> None:
+    _, report = made
+    card = (report.folder / "README.md").read_text()
+    assert "outrider distill" in card
+    assert "16 prompts (16 given)" in card
+    assert [(one.name, one.temperature) for one in report.acceptance] == [("held", 0.0), ("held", 1.0)]
+    figures = json.loads((report.folder / "distill.json").read_text())
+    assert figures["training"]["steps"] == report.training.steps > 0
+    assert {one["name"] for one in figures["acceptance"]} == {"held"}
+
+
+def test_the_records_are_the_targets_own_words(made: tuple[Path, DistillReport]) -> None:
+    folder, _ = made
+    store = RecordStore(folder / "draft" / "work" / "samples")
+    prefix = store.prefix()
+    target = AutoModelForCausalLM.from_pretrained(str(folder / "target"))
+    texts = [one for one in store.texts() if one.temperature == 0]
+    assert texts
+    for one in texts[:3]:
+        with torch.inference_mode():
+            logits = target(torch.cat([prefix, one.ids]).long()[None]).logits[0, len(prefix) :]
+        torch.testing.assert_close(one.top_logp.float(), logits.log_softmax(-1).topk(4).values, rtol=0, atol=5e-2)
+        answer = (one.kind[:-1] == TokenKind.ANSWER).nonzero().squeeze(1)
+        assert one.ids[answer + 1].tolist() == logits[answer, :TOKENIZER_SIZE].argmax(-1).tolist()
+
+
+def test_a_stage_that_is_done_is_not_done_again(made: tuple[Path, DistillReport]) -> None:
+    folder, report = made
+    again, stages = run(settings(folder))
+    assert set(stages) == {"evaluate"}
+    assert again.training.steps == report.training.steps
+    longer, stages = run(settings(folder, minutes=StageMinutes(sample=0.001, train=0.03)))
+    assert set(stages) == {"train", "evaluate"}
+    assert longer.training.steps > report.training.steps
+
+
+def test_without_prompts_the_target_asks_itself(tmp_path: Path) -> None:
+    save_tiny_target(tmp_path / "target")
+    report, _ = run(settings(tmp_path, prompts=(), held_out={}))
+    texts = list(RecordStore(tmp_path / "draft" / "work" / "samples").texts())
+    assert texts
+    assert all((one.kind == TokenKind.USER).any() for one in texts)
+    assert report.acceptance == ()
+
+
+def test_training_raises_agreement_and_resumes_where_it_was(tmp_path: Path) -> None:
+    target = save_tiny_target(tmp_path / "target")
+    run(settings(tmp_path, prompts=PROMPTS[:64], num_slots=64, held_out={}))
+    store = RecordStore(tmp_path / "draft" / "work" / "samples")
+    texts = list(store.texts())
+    vocabulary = DraftVocabulary.of_texts(texts, size=200, full_size=VOCAB_SIZE, always=())
+    batches = TextBatches(texts, store.prefix(), vocabulary, batch_tokens=400, seed=3)
+
+    def train(steps: int, checkpoint: Path) -> tuple[Trainer, TrainingProgress]:
+        told: list[TrainingProgress] = []
+        torch.manual_seed(0)
+        student = make_student(target, kept_layers(3, 3))
+        with torch.no_grad():
+            for parameter in student.get_decoder().layers.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        head = student.get_output_embeddings().weight.detach()[vocabulary.token_ids].clone()
+        trainer = Trainer(
+            student,
+            head,
+            # One second a step, and the whole schedule in every run.
+            TrainingSettings(minutes=steps / 60, warmup_steps=1, learning_rate=3e-3),
+            checkpoint,
+            itertools.count().__next__,
+        )
+        trainer.run(batches, told.append)
+        return trainer, told[-1]
+
+    before, _ = train(1, tmp_path / "one.pt")
+    after, last = train(40, tmp_path / "forty.pt")
+    assert last.steps == 40
+    assert after.report(batches).held_out_agreement > before.report(batches).held_out_agreement + 0.1
+
+    resumed, last = train(50, tmp_path / "forty.pt")
+    assert last.steps == 50
+    assert resumed.report(batches).tokens > after.report(batches).tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_layers": 9}, "num_layers: 9 is outside"),
+        ({"prompts": PROMPTS[:1], "num_slots": 1}, "too few to train on"),
+    ],
+)
+def test_what_cannot_work_is_said(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    save_tiny_target(tmp_path / "target")
+    with pytest.raises(ConfigError, match=problem):
+        run(settings(tmp_path, **changes, minutes=StageMinutes(sample=1e-9, train=0.01)))
+
+
+@pytest.mark.parametrize("field", ["num_layers", "vocabulary_size", "num_slots", "top_k", "threads"])
+def test_settings_are_checked_by_name(tmp_path: Path, field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        settings(tmp_path, **{field: 0})
