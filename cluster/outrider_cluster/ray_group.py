@@ -36,9 +36,9 @@ class RayRankGroup:
         self._meets = settings.target.tensor_parallel_size > 1 and settings.engine is EngineKind.TORCH
         self._on_pulse = on_pulse
         self._ranks: list[Any] = [
-            _actor_class(rank, settings, placement_group)
-            .options(name=f"engine {identity.engine_id} epoch {identity.epoch} rank {rank}")
-            .remote(settings, identity, *(() if rank == 0 else (rank,)))
+            _actor_class(rank, settings, identity, placement_group).remote(
+                settings, identity, *(() if rank == 0 else (rank,))
+            )
             for rank in range(settings.target.tensor_parallel_size)
         ]
 
@@ -98,9 +98,11 @@ class RayRankGroup:
             raise EngineUnavailable(f"rank {rank}: {reason_of(error)}") from error
 
 
-def _actor_class(rank: int, settings: Settings, placement_group: PlacementGroup) -> Any:
+def _actor_class(rank: int, settings: Settings, identity: EngineIdentity, placement_group: PlacementGroup) -> Any:
     actor_class: Any = ray.remote(PrimaryRankActor if rank == 0 else PeerRankActor)
     return actor_class.options(
+        # What Ray's dashboard shows, and unique: an incarnation never comes back.
+        name=f"engine {identity.engine_id} epoch {identity.epoch} rank {rank}",
         num_cpus=settings.target.cpus_per_rank,
         num_gpus=settings.target.gpus_per_rank,
         # Restarting one rank would leave it outside the communicator.
