@@ -190,6 +190,8 @@ class Environment:
     """Where prepared models live (OUTRIDER_CACHE_DIR)."""
     auth_token: str = field(repr=False)
     """Shared secret of the data plane (OUTRIDER_AUTH_TOKEN); empty: none."""
+    api_key: str = field(default="", repr=False)
+    """What the commands show to a deployment that asks for keys (OUTRIDER_API_KEY); empty: nothing."""
 
     @classmethod
     def read(cls) -> "Environment":
@@ -198,6 +200,7 @@ class Environment:
         return cls(
             cache_dir=Path(cache_dir).expanduser() if cache_dir else default_cache_dir(),
             auth_token=os.environ.get("OUTRIDER_AUTH_TOKEN", ""),
+            api_key=os.environ.get("OUTRIDER_API_KEY", ""),
         )
 
 

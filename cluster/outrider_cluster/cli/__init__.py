@@ -10,6 +10,7 @@ from outrider_cluster.cli.demo import demo
 from outrider_cluster.cli.distill import distill
 from outrider_cluster.cli.emulate import emulate
 from outrider_cluster.cli.generate import generate
+from outrider_cluster.cli.keys import keys
 from outrider_cluster.cli.models import models
 from outrider_cluster.cli.plan import plan
 from outrider_cluster.cli.serve import serve
@@ -37,6 +38,7 @@ app.command()(bench)
 app.command()(distill)
 app.command()(soak)
 app.command(name="serve-config")(serve_config)
+app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
 
 

@@ -13,6 +13,7 @@ from outrider.core.generation import ChatMessage, GenerationEvent, GenerationReq
 from outrider.core.speculation import SpeculationChoice, SpeculationPreference
 from outrider.rpc.client import OutriderClient
 from outrider_cluster.cli.report import as_json, summary_of
+from outrider_cluster.cli.calling import client_options
 from outrider_cluster.cli.terminal import errors_as_exit_codes, messages
 
 __all__ = ["generate"]
@@ -45,7 +46,7 @@ def generate(
 async def _run(
     address: str, request: GenerationRequest, *, resume: bool, show: Callable[[GenerationEvent], None]
 ) -> None:
-    async with OutriderClient(address) as client, aclosing(client.stream(request, resume=resume)) as events:
+    async with OutriderClient(address, client_options()) as client, aclosing(client.stream(request, resume=resume)) as events:
         await _show_all(events, show)
 
 

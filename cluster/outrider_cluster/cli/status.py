@@ -15,6 +15,7 @@ from outrider.core.dispatch import EngineStatus
 from outrider.core.generation import ModelDescription
 from outrider.core.speculation import SpeculationReason
 from outrider.rpc.client import OutriderClient
+from outrider_cluster.cli.calling import client_options
 from outrider_cluster.cli.terminal import errors_as_exit_codes
 
 __all__ = ["status"]
@@ -41,7 +42,7 @@ def status(
 
 
 async def _ask(address: str) -> tuple[ModelDescription, Sequence[EngineStatus]]:
-    async with OutriderClient(address) as client:
+    async with OutriderClient(address, client_options()) as client:
         return await client.model_info(), await client.speculation_status()
 
 

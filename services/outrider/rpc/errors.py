@@ -35,6 +35,7 @@ from outrider.core.errors import (
     Unauthenticated,
     Unsupported,
 )
+from outrider.core.redaction import without_paths
 
 __all__ = ["RETRY_AFTER", "CallStatus", "Metadatum", "StatusContext", "domain_error", "error_of", "fail", "status_of"]
 
@@ -133,6 +134,8 @@ _TABLE: Mapping[type[OutriderError], _Row[Any]] = {
     ConfigError: _plain(grpc.StatusCode.FAILED_PRECONDITION, ConfigError),
     CompatibilityError: _plain(grpc.StatusCode.FAILED_PRECONDITION, CompatibilityError),
 }
+_FROM_INSIDE = frozenset({EngineUnavailable, ConfigError, CompatibilityError})
+"""Errors whose words come from a library or the system, and may name files."""
 _BY_NAME = {kind.__name__: row for kind, row in _TABLE.items()}
 
 
@@ -143,8 +146,9 @@ def status_of(error: BaseException) -> CallStatus:
         incident = uuid.uuid4().hex
         _logger.error("internal error %s", incident, exc_info=error)
         return CallStatus(code=grpc.StatusCode.INTERNAL, message=f"internal error {incident}")
-    row, message = _TABLE[kind], str(error)[:_MAX_CHARS]
-    facts = {name: fact[:_MAX_CHARS] for name, fact in row.facts(error).items()}
+    row, shown = _TABLE[kind], without_paths if kind in _FROM_INSIDE else str
+    message = shown(str(error))[:_MAX_CHARS]
+    facts = {name: shown(fact)[:_MAX_CHARS] for name, fact in row.facts(error).items()}
     details = StatusMessage(code=row.code.value[0], message=message)
     details.details.append(_packed(ErrorInfo(reason=kind.__name__, domain=_DOMAIN, metadata=facts)))
     trailing: list[Metadatum] = []

@@ -7,12 +7,14 @@ become a status here and nowhere else, and the handler returns then (raising wou
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from outrider.core.caller import Authenticate, anonymous, caller_of
 from outrider.core.errors import InvalidRequest
 from outrider.core.generation import Caller, GenerationEvent
 from outrider.core.ports import GenerationService
+from outrider.core.redaction import without_paths
 from outrider.core.result import GenerationResult, collect
 from outrider.rpc.errors import StatusContext, fail
 from outrider.rpc.generation_conversion import (
@@ -105,7 +107,8 @@ class GenerationHandlers:
 
         async def answer(_: Caller) -> pb.GetSpeculationStatusResponse:
             engines = await self._service.speculation_status()
-            return pb.GetSpeculationStatusResponse(engines=[status_to_proto(one) for one in engines])
+            shown = [replace(one, problem=without_paths(one.problem)) for one in engines]
+            return pb.GetSpeculationStatusResponse(engines=[status_to_proto(one) for one in shown])
 
         return await self._answer(answer, pb.GetSpeculationStatusResponse, context)
 

@@ -138,3 +138,9 @@ def test_a_proxy_may_say_when_to_come_back() -> None:
     error = error_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "slow down", [(RETRY_AFTER, "3000")])
     assert isinstance(error, Overloaded)
     assert error.retry_after_s == 3.0
+
+
+def test_an_error_from_inside_names_no_file() -> None:
+    status = status_of(EngineUnavailable("rank 0: no such file: '/models/llama/config.json'"))
+    assert status.message == "engine unavailable: rank 0: no such file: '(path)'"
+    assert b"/models" not in dict(status.trailing)["grpc-status-details-bin"]

@@ -26,6 +26,7 @@ from outrider.core.errors import (
     Unauthenticated,
     Unsupported,
 )
+from outrider.core.redaction import without_paths
 
 __all__ = ["BodyTooLarge", "Failure", "Rename", "as_response", "failure_of"]
 
@@ -99,7 +100,8 @@ def failure_of(error: BaseException, rename: Rename = lambda field: field) -> Fa
     elif isinstance(error, Overloaded):
         retry_after_s = error.retry_after_s
     elif isinstance(error, EngineUnavailable):
-        retry_after_s = _UNAVAILABLE_RETRY_S
+        # Its words come from a library or the system, and may name files.
+        message, retry_after_s = without_paths(message), _UNAVAILABLE_RETRY_S
     return Failure(
         status=row.status, kind=row.kind, message=message, param=param, code=row.code, retry_after_s=retry_after_s
     )
