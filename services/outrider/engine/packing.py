@@ -5,6 +5,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
+from outrider.engine.huge_pages import span_of, use_huge_pages
 from outrider.engine.int4 import Int4Linear
 from outrider.engine.linear import DenseLinear, LinearFactory, PackedLinear, can_pack
 from outrider.engine.merged import GatedMLP, MergedAttention, MergedMLP, has_llama_attention, has_llama_mlp
@@ -53,6 +54,8 @@ def _pack(model: PreTrainedModel, *, layers: LinearFactory, head: LinearFactory)
         _replace_linears(layer, layers)
     output = model.get_output_embeddings()
     model.set_output_embeddings(head(output.weight, output.bias))
+    packed = [module for module in model.modules() if isinstance(module, (PackedLinear, Int4Linear))]
+    use_huge_pages(span_of(module.weight) for module in packed)
 
 
 def _is_silu(activation: nn.Module) -> bool:
