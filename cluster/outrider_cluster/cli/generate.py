@@ -12,8 +12,8 @@ import typer
 from outrider.core.generation import ChatMessage, GenerationEvent, GenerationRequest, TextDelta
 from outrider.core.speculation import SpeculationChoice, SpeculationPreference
 from outrider.rpc.client import OutriderClient
-from outrider_cluster.cli.report import as_json, summary_of
 from outrider_cluster.cli.calling import client_options
+from outrider_cluster.cli.report import as_json, summary_of
 from outrider_cluster.cli.terminal import errors_as_exit_codes, messages
 
 __all__ = ["generate"]
@@ -46,7 +46,10 @@ def generate(
 async def _run(
     address: str, request: GenerationRequest, *, resume: bool, show: Callable[[GenerationEvent], None]
 ) -> None:
-    async with OutriderClient(address, client_options()) as client, aclosing(client.stream(request, resume=resume)) as events:
+    async with (
+        OutriderClient(address, client_options()) as client,
+        aclosing(client.stream(request, resume=resume)) as events,
+    ):
         await _show_all(events, show)
 
 

@@ -102,7 +102,7 @@ def _call(body: GenerationBody, requests: tuple[GenerationRequest, ...], *, chat
 def _common(body: GenerationBody, header_id: str) -> GenerationRequest:
     wishes = body.speculation
     return GenerationRequest(
-        request_id=header_id or body.request_id or "",
+        request_id=body.request_id or header_id,
         model=body.model,
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
