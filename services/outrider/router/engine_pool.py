@@ -99,8 +99,9 @@ class EnginePool:
         return [link.status() for _, link in sorted(self._links.items())]
 
     def pending(self) -> Sequence[str]:
-        """Replicas that do not serve and are expected to, each with the reason."""
-        return self._pending()
+        """Replicas that do not serve and are expected to, each with the reason; new ones until first tried."""
+        untried = [name for name, link in self._links.items() if not link.attempted.is_set()]
+        return [*self._pending(), *(f"{name}: not connected yet" for name in untried)]
 
     def watch(self, callback: Callable[[], None]) -> Alarm:
         """Call `callback` whenever an engine may have come, gone or changed, until it is cancelled."""
