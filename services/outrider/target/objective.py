@@ -74,16 +74,24 @@ def best_wait(*, hit_rows: float, hit_tokens: float, misses: Mapping[Group, int]
     """Draft tokens worth waiting for after misses in cached mode; 0: go on without.
 
     `hit_tokens` are expected from the rows that have their block, `hit_rows` is what they verify.
-    Waiting for k tokens delays every row of the batch by 2h + k * s.
+    Waiting for k tokens delays every row of the batch by 2h + k * s, so it must bring more tokens than the
+    batch makes in that time otherwise. Hence the k with the highest rate over this step and the rounds
+    that go with it: H / (1 - H) of them have every block, for each that has a miss.
     """
-    num_misses = sum(misses.values())
-    best_k, best_rate = 0, (hit_tokens + num_misses) / max(estimates.verify_s(hit_rows + num_misses), 1e-9)
+    full_tokens = hit_tokens + sum(
+        count * expected_tokens(g.acceptance, g.max_draft_tokens) for g, count in misses.items()
+    )
+    full_rows = hit_rows + sum(count * (1 + g.max_draft_tokens) for g, count in misses.items())
+    rounds = estimates.hit_rate / max(1.0 - estimates.hit_rate, 1e-3)  # with every block, for each with misses
+    rounds_s = rounds * estimates.verify_s(full_rows)
+    best_k, best_rate = 0, 0.0
     longest = max((group.max_draft_tokens for group in misses), default=0)
-    for k in range(1, longest + 1):
+    for k in range(longest + 1):
         gained = sum(count * expected_tokens(g.acceptance, min(k, g.max_draft_tokens)) for g, count in misses.items())
         rows = hit_rows + sum(count * (1 + min(k, g.max_draft_tokens)) for g, count in misses.items())
-        seconds = estimates.verify_s(rows) + 2 * estimates.hop_s + k * estimates.draft_step_s
-        rate = (hit_tokens + gained) / max(seconds, 1e-9)
+        wait_s = 2 * estimates.hop_s + k * estimates.draft_step_s if k else 0.0
+        seconds = rounds_s + estimates.verify_s(rows) + wait_s
+        rate = (rounds * full_tokens + hit_tokens + gained) / max(seconds, 1e-9)
         if rate > best_rate:
             best_k, best_rate = k, rate
     return best_k
