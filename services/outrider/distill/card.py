@@ -33,8 +33,7 @@ def write_card(
         "",
         f"# {settings.output.name}: a draft for {settings.target}",
         "",
-        f"A Llama model of {settings.num_layers} layers for speculative decoding, made by `outrider distill` from its "
-        "target's own answers. Alone it writes nonsense; what it is for is to guess the target's next tokens.",
+        *_description(settings),
         "",
         "```sh",
         settings.command,
@@ -44,9 +43,7 @@ def write_card(
         f"- labels: the target's {settings.top_k} likeliest tokens and last hidden state at every position",
         f"- training: {training.steps} steps, {training.tokens:,} tokens seen with repetitions, "
         f"{training.seconds / 60:.0f} minutes on {settings.device}, seed {settings.seed}",
-        f"- its first layers, embeddings and output head come from the target (the last two unchanged); it proposes "
-        f"{settings.vocabulary_size} of the target's ids (`draft_vocabulary.json`); other software reads the folder as "
-        "a standard model with the full head",
+        _origin(settings),
         f"- licence: that of the target, {licence}",
         "",
         "## Acceptance",
@@ -72,6 +69,31 @@ def write_card(
         "acceptance": [one.as_json() for one in acceptance],
     }
     (settings.output / _FIGURES).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def _description(settings: DistillSettings) -> list[str]:
+    if settings.method == "eagle3":
+        return [
+            "An EAGLE-3 head in the format that its authors publish, made by `outrider distill` from its target's own "
+            "answers and features. It has no embedding and no tokenizer of its own: it runs beside its target."
+        ]
+    return [
+        f"A Llama model of {settings.num_layers} layers for speculative decoding, made by `outrider distill` from its "
+        "target's own answers. Alone it writes nonsense; what it is for is to guess the target's next tokens."
+    ]
+
+
+def _origin(settings: DistillSettings) -> str:
+    if settings.method == "eagle3":
+        return (
+            f"- it proposes {settings.vocabulary_size} of the target's ids (`d2t`), by rows of the target's own output "
+            "head; the rest starts at random and is trained over its own outputs as well (training-time test)"
+        )
+    return (
+        "- its first layers, embeddings and output head come from the target (the last two unchanged); it proposes "
+        f"{settings.vocabulary_size} of the target's ids (`draft_vocabulary.json`); other software reads the folder as "
+        "a standard model with the full head"
+    )
 
 
 def _data(texts: Sequence[LabelledText], settings: DistillSettings) -> str:

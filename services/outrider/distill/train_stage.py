@@ -18,7 +18,7 @@ from outrider.distill.training import Trainer, TrainingProgress, TrainingReport,
 from outrider.distill.vocabulary import DraftVocabulary
 from outrider.engine.tokenizer import Tokenizer
 
-__all__ = ["train_draft"]
+__all__ = ["chosen_vocabulary", "train_draft"]
 
 _CHECKPOINT = "training.pt"
 _VOCABULARY = "vocabulary.json"
@@ -43,7 +43,7 @@ def train_draft(
     if not learned:
         raise ConfigError(f"{settings.work}: {len(texts)} sampled texts are too few to train on")
     torch.manual_seed(settings.seed)
-    vocabulary = _vocabulary(settings, tokenizer, target, texts)
+    vocabulary = chosen_vocabulary(settings, tokenizer, target, texts)
     student = make_student(target, kept_layers(target.config.num_hidden_layers, settings.num_layers))
     device = torch.device(settings.device)
     student.to(device=device)  # type: ignore[call-arg]
@@ -60,7 +60,7 @@ def train_draft(
     return report
 
 
-def _vocabulary(
+def chosen_vocabulary(
     settings: DistillSettings, tokenizer: Tokenizer, target: Any, texts: list[LabelledText]
 ) -> DraftVocabulary:
     """The draft's vocabulary, as an earlier run chose it: a checkpoint belongs to one."""

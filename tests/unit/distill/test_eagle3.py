@@ -89,7 +89,7 @@ def test_a_head_learns_by_heart_what_it_is_shown(tmp_path: Path) -> None:
     for _ in range(60):
         result = head_loss(head, batch, cos_sin, depths=DEPTHS, weights=weights)
         optimizer.zero_grad()
-        result.loss.backward()  # type: ignore[no-untyped-call]
+        result.loss.backward()
         optimizer.step()
         losses.append(float(result.loss.detach()))
     assert losses[-1] < 0.5 * losses[0]

@@ -254,5 +254,6 @@ def test_a_head_for_another_target_is_refused(folders: tuple[Path, Path], tmp_pa
 
 def test_the_published_choice_of_layers() -> None:
     assert default_feature_layers(32) == (2, 16, 29)
-    with pytest.raises(CompatibilityError, match="4 layers"):
-        default_feature_layers(4)
+    assert default_feature_layers(3) == (0, 1, 2)
+    with pytest.raises(CompatibilityError, match="2 layers"):
+        default_feature_layers(2)

@@ -59,11 +59,12 @@ class Eagle3Shape:
 def default_feature_layers(num_layers: int) -> tuple[int, int, int]:
     """Low, middle and high layer of a target with so many layers, where the head does not name them.
 
-    The feature is what goes *into* the layer: published heads were trained on these. Raises
-    `CompatibilityError` for a target too small to have three different ones.
+    The feature is what goes *into* the layer: published heads were trained on these. A target of less
+    than seven layers, for which there are none, gives its first, middle and last. Raises
+    `CompatibilityError` for one too small to have three different ones.
     """
-    layers = (2, num_layers // 2, num_layers - 3)
-    if not 0 <= layers[0] < layers[1] < layers[2]:
+    layers = (2, num_layers // 2, num_layers - 3) if num_layers > 6 else (0, num_layers // 2, num_layers - 1)
+    if not layers[0] < layers[1] < layers[2]:
         raise CompatibilityError(
             f"target: {num_layers} layers have no three different features at layers {layers}; "
             f"name them in the head's config.json as {_LAYER_IDS}"
