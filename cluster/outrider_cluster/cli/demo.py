@@ -22,7 +22,7 @@ from outrider_cluster.cli.terminal import errors_as_exit_codes, fail, messages, 
 from outrider_cluster.codec import Codec, target_codec
 from outrider_cluster.reaper import no_process_left
 from outrider_cluster.sections import SELF_DRAFT
-from outrider_cluster.settings import Environment, default_settings, load_settings, prepare_environment
+from outrider_cluster.settings import Environment, Settings, default_settings, load_settings, prepare_environment
 from outrider_cluster.stopping import StopSignals
 
 __all__ = ["demo"]
@@ -62,18 +62,22 @@ _PROMPTS = (
 def demo(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there as JSON.")] = None,
     config: Annotated[Path | None, typer.Option(help="Another configuration than the laptop's; needs a draft.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Another draft: self, or a model such as smollm2-draft.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Output tokens per prompt.")] = 64,
 ) -> None:
     """Stream three prompts with and without speculation, compare texts and speeds, leave nothing behind."""
     console = Console(highlight=False)
     with no_process_left(), StopSignals() as signals, errors_as_exit_codes():
         settings = default_settings() if config is None else load_settings(config)
+        if draft is not None:
+            settings = _with_draft(settings, draft)
         if settings.active_draft is None:
             fail("the demo compares with a draft, and this configuration has none")
         prepare_environment(settings)
         environment = Environment.read()
-        if is_packaged(settings.model.name):
-            prepare(settings.model.name, environment.cache_dir, progress)
+        for name in (settings.model.name, settings.active_draft.model):
+            if is_packaged(name):
+                prepare(name, environment.cache_dir, progress)
         # Imports Ray, which reads the environment.
         from outrider_cluster.draft_alone import start_draft_alone
         from outrider_cluster.service import running_service
@@ -87,6 +91,15 @@ def demo(
         if settings.active_draft.model == SELF_DRAFT:
             console.print(_SELF_DRAFT_NOTE)
         _finish(rows, json_file)
+
+
+def _with_draft(settings: Settings, model: str) -> Settings:
+    """The same with another draft model; the target's own weights draft in four bits, others as they are."""
+    if settings.draft is None:
+        return settings
+    quantization = "int4" if model == SELF_DRAFT else "none"
+    other = settings.draft.model_copy(update={"model": model, "quantization": quantization})
+    return settings.model_copy(update={"draft": other})
 
 
 def _finish(rows: list[DemoRow], json_file: Path | None) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["distill"]
 
 _SETS = "code,chat"
+_FEWEST_PROMPTS = 4
+"""Of a set; a run of more minutes measures on more of them."""
 
 Output = Annotated[Path, typer.Option(help="The draft's folder; run again with it to go on where a run stopped.")]
 Method = Annotated[
@@ -72,7 +74,7 @@ def distill(
             minutes=StageMinutes.of_total(minutes),
             method=method,
             prompts=() if prompts is None else tuple(one.text for one in load_prompt_file(prompts).prompts),
-            held_out=_held_out(held_out),
+            held_out=_held_out(held_out, count=max(_FEWEST_PROMPTS, int(minutes))),
             device=device,
             dtype=dtype,
             threads=threads,
@@ -90,14 +92,14 @@ def distill(
         typer.echo(report.folder)
 
 
-def _held_out(names: str) -> dict[str, tuple[str, ...]]:
-    """The prompt sets of those names, by name. Raises `ConfigError` naming the known ones."""
+def _held_out(names: str, count: int) -> dict[str, tuple[str, ...]]:
+    """At most `count` prompts of each of those sets, by name. Raises `ConfigError` naming the known ones."""
     from outrider.local.bench.prompts import load_prompt_sets, prompt_folder
 
     if names == "none":
         return {}
     sets = load_prompt_sets([name.strip() for name in names.split(",")], prompt_folder())
-    return {one.name: tuple(prompt.text for prompt in one.prompts) for one in sets}
+    return {one.name: tuple(prompt.text for prompt in one.prompts[:count]) for one in sets}
 
 
 @contextmanager
@@ -122,8 +124,8 @@ def _show(acceptance: "tuple[ClassAcceptance, ...]") -> None:
     if not acceptance:
         return
     table = Table(title="acceptance on held-out prompts")
-    for name in ("prompts", "temperature", "first position", "by position", "tokens a round", "rejection rule"):
-        table.add_column(name)
+    for name in ("prompts", "T", "first", "by position", "tokens a round", "by ratio"):
+        table.add_column(name, no_wrap=True)
     for one in acceptance:
         table.add_row(
             one.name,
