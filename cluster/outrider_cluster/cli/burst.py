@@ -60,7 +60,7 @@ def burst(
         if as_json is not None:
             as_json.write_text(json.dumps({"emulated": True, **asdict(result)}, indent=1) + "\n")
         if plot is not None:
-            title = f"A burst from {calm} to {streams} streams, {settings.pair().profile.name}; emulated"
+            title = f"A burst from {calm} to {streams} streams on emulated Llama-70B engines, {slowdown:g} times slowed"
             plot.write_text(burst_chart(result.moments, settings, title))
         _show(result)
 

@@ -8,6 +8,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.policy import GateSettings
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import DType, EngineConfig
+from outrider.engine.models.heads import is_head as is_head_name
 from outrider.engine.models.prepare import default_cache_dir
 from outrider.target.config import TargetConfig
 
@@ -36,6 +37,8 @@ class LocalSettings:
     loop: TargetConfig = field(default_factory=TargetConfig)
     drafting: DraftConfig = field(default_factory=DraftConfig)
     gate: GateSettings = field(default_factory=GateSettings)
+    buffered_events: int = 4096
+    """Messages of one choice that may wait for whoever reads it; a reader further behind is cut."""
     start_timeout_s: float = 300.0
     """Longest that the draft may take to load and to answer."""
 
@@ -58,7 +61,7 @@ def model_settings(
     *,
     model: str,
     draft: str | None,
-    draft_method: DraftMethod = "draft_model",
+    draft_method: DraftMethod | None = None,
     dtype: DType,
     max_model_len: int,
     num_seqs: int,
@@ -68,14 +71,15 @@ def model_settings(
     device: str = "cpu",
     loop: TargetConfig | None = None,
     gate: GateSettings | None = None,
+    buffered_events: int = 4096,
 ) -> LocalSettings:
     """A real model, with KV for `num_seqs` sequences of `max_model_len` positions.
 
     `draft`: None for none, `SELF_DRAFT`, or a model as `EngineConfig.model`; with the method `eagle3`,
-    the folder or hub id of a head. It has the target's type of numbers, except for the self-draft,
-    which has four bits.
+    a shipped head, or the folder or hub id of one. Without a method the draft's own configuration says
+    what it is. It has the target's type of numbers, except for the self-draft, which has four bits.
     """
-    is_head = draft_method == "eagle3"
+    is_head = draft_method == "eagle3" or (draft_method is None and draft is not None and is_head_name(draft))
     if is_head and draft in (None, SELF_DRAFT):
         raise ConfigError(f"draft: method eagle3 needs the folder or hub id of a head, not {draft!r}")
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
@@ -115,6 +119,7 @@ def model_settings(
         loop=loop,
         drafting=DraftConfig(max_num_seqs=max(256, num_seqs), max_num_draft_tokens=loop.max_draft_tokens_limit),
         gate=gate or GateSettings(),
+        buffered_events=buffered_events,
     )
 
 
@@ -127,6 +132,7 @@ def scripted_settings(
     num_blocks: int | None = None,
     loop: TargetConfig | None = None,
     gate: GateSettings | None = None,
+    buffered_events: int = 4096,
 ) -> LocalSettings:
     """The formula model; `draft_agreement` None: without a draft. Too few `num_blocks` make it preempt."""
     from outrider.engine.scripted import ScriptedConfig  # loads torch, which reads the environment then
@@ -151,4 +157,5 @@ def scripted_settings(
         loop=loop or TargetConfig(max_num_seqs=num_seqs),
         drafting=DraftConfig(max_num_seqs=max(256, num_seqs)),
         gate=gate or GateSettings(),
+        buffered_events=buffered_events,
     )

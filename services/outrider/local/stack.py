@@ -199,8 +199,9 @@ def _router(settings: LocalSettings, engine: ModelEngine, codec: Codec, host: En
         admission=AdmissionLimits(max_requests=_MAX_REQUESTS, max_tokens=1 << 40),
     )
     # The one engine is never replaced: its loss is final.
-    once = ServiceSettings(failover=FailoverSettings(max_moves=0))
-    return RouterService(codec=codec, pool=pool, limits=limits, time=LoopTime(), settings=once)
+    once = FailoverSettings(max_moves=0)
+    service = ServiceSettings(max_buffered_events=settings.buffered_events, failover=once)
+    return RouterService(codec=codec, pool=pool, limits=limits, time=LoopTime(), settings=service)
 
 
 def _hello(settings: LocalSettings, engine: ModelEngine) -> EngineHello:

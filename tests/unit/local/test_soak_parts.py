@@ -1,6 +1,9 @@
 """The judges of a soak test find what they are there to find."""
 
+import asyncio
 import math
+import sys
+from asyncio.subprocess import PIPE
 
 import pytest
 
@@ -14,8 +17,9 @@ from outrider.local.draft_handle import DraftLoad
 from outrider.local.soak.cases import make_catalogue
 from outrider.local.soak.leaks import draft_leaks, target_leaks
 from outrider.local.soak.margin import top_two_margin
-from outrider.local.soak.solo import divergences, first_difference
-from outrider.local.soak.streams import Outcome
+from outrider.local.soak.memory import MemoryWatch, trend_of
+from outrider.local.soak.solo import TextJudge, first_difference
+from outrider.local.soak.streams import Outcome, Tally
 
 
 @pytest.mark.parametrize(
@@ -28,14 +32,15 @@ def test_first_difference(one: tuple[int, ...], other: tuple[int, ...], index: i
 
 def test_a_text_that_parts_is_excused_by_a_tiny_margin_only() -> None:
     outcomes = [
-        Outcome(case=0, token_ids=(1, 2, 3), aborted=False),
-        Outcome(case=1, token_ids=(1, 9, 9), aborted=False),
-        Outcome(case=1, token_ids=(1, 9, 9), aborted=False),  # the same again
+        Outcome(case=5, token_ids=(1,), cut=True),
+        Outcome(case=0, token_ids=(1, 2, 3)),
+        Outcome(case=1, token_ids=(1, 9, 9)),
+        Outcome(case=1, token_ids=(1, 9, 9)),  # the same again
         Outcome(case=2, token_ids=(7,), aborted=True),  # the beginning of its text
         Outcome(case=3, token_ids=(7, 8), aborted=True),
-        Outcome(case=4, token_ids=(5,), aborted=False),  # too short
+        Outcome(case=4, token_ids=(5,)),  # too short
     ]
-    alone = {0: (1, 2, 3), 1: (1, 2, 3), 2: (7, 8, 9), 3: (7, 7, 7), 4: (5, 6)}
+    judge = TextJudge({0: (1, 2, 3), 1: (1, 2, 3), 2: (7, 8, 9), 3: (7, 7, 7), 4: (5, 6), 5: (1, 2)})
     margins = {1: 1e-4, 3: 0.5, 4: 0.5}
     asked: list[tuple[int, tuple[int, ...]]] = []
 
@@ -43,7 +48,9 @@ def test_a_text_that_parts_is_excused_by_a_tiny_margin_only() -> None:
         asked.append((case, output))
         return margins[case]
 
-    found = divergences(outcomes, alone, margin)
+    for one in outcomes:
+        judge.take(one)
+    found = judge.divergences(margin)
     assert [(one.case, one.index, one.excused) for one in found] == [(1, 1, True), (3, 1, False), (4, 1, False)]
     assert asked == [(1, (1,)), (3, (7,)), (4, (5,))]
     assert "WRONG" in str(found[1])
@@ -99,3 +106,47 @@ def test_a_catalogue_is_mixed_seeded_and_can_run_alone() -> None:
     assert catalogue.alone(3).speculation.preference is SpeculationPreference.OFF
     with pytest.raises(ConfigError, match="must be at least 1"):
         make_catalogue(["a"], size=0, max_tokens=1, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("points", "flat", "slope"),
+    [
+        ([(float(at), 100.0) for at in range(0, 900, 10)], True, 0.0),
+        ([(float(at), 100.0 + at / 60) for at in range(0, 900, 10)], True, 1.0),
+        ([(float(at), 100.0 + 3 * at / 60) for at in range(0, 900, 10)], False, 3.0),
+        # All of the growth lies in the warm-up.
+        ([(float(at), min(100.0 + at, 200.0)) for at in range(0, 900, 10)], True, 0.0),
+        # Steep, but nobody can tell from half a minute.
+        ([(float(at), 100.0 + at) for at in range(0, 40, 2)], True, 60.0),
+    ],
+)
+def test_memory_is_judged_by_its_line_after_the_warm_up(
+    points: list[tuple[float, float]], flat: bool, slope: float
+) -> None:
+    trend = trend_of("p", [(at, size * 2**20) for at, size in points])
+    assert trend.flat is flat
+    assert trend.slope_mib_per_minute == pytest.approx(slope, abs=1e-6)
+    assert ("GROWS" in str(trend)) is not flat
+
+
+async def test_every_process_is_watched() -> None:
+    watch = MemoryWatch(interval_s=0.01)
+    with watch.watching():
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "print(1, flush=True); input()", stdin=PIPE, stdout=PIPE
+        )
+        assert child.stdout is not None
+        assert child.stdin is not None
+        await child.stdout.readline()
+        await asyncio.sleep(0.05)
+    assert {one.process for one in watch.trends()} == {"this process", f"child {child.pid}"}
+    assert all(one.level_mib > 1 for one in watch.trends())
+    child.stdin.write(b"\n")
+    await child.wait()
+
+
+def test_a_bad_request_that_was_answered_is_told_once() -> None:
+    tally = Tally()
+    for problem in (None, "n: was answered", "n: was answered"):
+        tally.take_bad(problem)
+    assert (tally.requests, tally.refused, tally.not_refused) == (3, 1, ["n: was answered"])

@@ -11,6 +11,7 @@ from outrider.target.config import TargetConfig
 
 __all__ = ["model_soak", "scripted_soak"]
 
+_BUFFERED_EVENTS = 16  # whoever stalls for seconds is cut; nobody else lags so many steps of a real model
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -53,6 +54,7 @@ def model_soak(
         threads=threads,
         draft_threads=1,
         cache_dir=cache_dir,
+        buffered_events=_BUFFERED_EVENTS,
         loop=TargetConfig(max_num_seqs=num_streams, prefill_chunk_tokens=128),
         gate=_gate(SpeculationMode.SEQUENTIAL),
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from outrider.core.dispatch import EngineStatus
@@ -15,8 +15,9 @@ from outrider.local.draft_handle import DraftLoad
 from outrider.local.soak.cases import Catalogue
 from outrider.local.soak.leaks import draft_leaks, target_leaks
 from outrider.local.soak.margin import top_two_margin
-from outrider.local.soak.solo import Divergence, divergences, run_alone
-from outrider.local.soak.streams import KeepGoing, Outcome, run_streams
+from outrider.local.soak.memory import MemoryTrend, MemoryWatch
+from outrider.local.soak.solo import Divergence, TextJudge, run_alone
+from outrider.local.soak.streams import KeepGoing, Mix, Tally, run_streams
 from outrider.local.stack import LocalStack, start_draft
 from outrider.router.limits import RouterLimits
 from outrider.router.validation import plan_request
@@ -32,9 +33,12 @@ class SoakLoad:
     """What runs, and for how long."""
 
     catalogue: Catalogue
-    keep_going: KeepGoing
+    start: Callable[[], KeepGoing]
+    """Called when the load begins."""
     num_streams: int = 64
     seed: int = 1
+    mix: Mix = field(default_factory=Mix)
+    """What is mixed in."""
     stuck_s: float = 120.0
     """A stream that hears nothing for this long is stuck."""
 
@@ -43,19 +47,22 @@ class SoakLoad:
 class SoakReport:
     """What happened."""
 
-    requests: int
-    aborted: int
-    tokens: int
-    speculative_rounds: int
+    tally: Tally
     preemptions: int
-    texts_compared: int
     divergences: tuple[Divergence, ...]
     leaks: tuple[str, ...]
+    memory: tuple[MemoryTrend, ...]
+    """Of every process, over the load."""
 
     @property
     def passed(self) -> bool:
-        """Whether nothing leaked and no text was wrong."""
-        return not self.leaks and all(one.excused for one in self.divergences)
+        """Whether nothing leaked or grew, no text was wrong and no bad request was answered."""
+        return not (
+            self.leaks
+            or self.tally.not_refused
+            or any(not one.excused for one in self.divergences)
+            or any(not one.flat for one in self.memory)
+        )
 
 
 async def run_soak(
@@ -70,43 +77,36 @@ async def run_soak(
             stack = LocalStack(settings, engine=engine, codec=codec, draft=draft)
             try:
                 await stack.start()
-                outcomes, status, leaks = await _soak(stack, load, meter)
-                alone = await run_alone(stack, load.catalogue, (one.case for one in outcomes), meter)
+                judge = TextJudge(await run_alone(stack, load.catalogue, meter))
+                watch = MemoryWatch()
+                with watch.watching():
+                    tally = await _soak(stack, load, judge, meter)
+                status = await _idle_status(stack)
+                leaks = (*target_leaks(status), *draft_leaks(await _idle_draft(stack)))
+                memory = watch.trends()
             finally:
                 await stack.close()
         finally:
             if draft is not None:
                 await draft.stop()
-        judge = _Margins(load.catalogue, engine, codec, settings.name)
-        found = divergences(outcomes, alone, judge.margin)
+        found = judge.divergences(_Margins(load.catalogue, engine, codec, settings.name).margin)
     finally:
         engine.close()
-    return SoakReport(
-        requests=len(outcomes),
-        aborted=sum(one.aborted for one in outcomes),
-        tokens=sum(len(one.token_ids) for one in outcomes),
-        speculative_rounds=sum(one.speculative_rounds for one in outcomes),
-        preemptions=status.totals.preemptions,
-        texts_compared=len(outcomes),
-        divergences=tuple(found),
-        leaks=leaks,
-    )
+    return SoakReport(tally=tally, preemptions=status.totals.preemptions, divergences=found, leaks=leaks, memory=memory)
 
 
-async def _soak(
-    stack: LocalStack, load: SoakLoad, meter: Callable[[str], None]
-) -> tuple[list[Outcome], EngineStatus, tuple[str, ...]]:
-    outcomes = await run_streams(
+async def _soak(stack: LocalStack, load: SoakLoad, judge: TextJudge, meter: Callable[[str], None]) -> Tally:
+    return await run_streams(
         stack,
         load.catalogue,
         num_streams=load.num_streams,
-        keep_going=load.keep_going,
+        keep_going=load.start(),
+        mix=load.mix,
         random=Random(load.seed),
         stuck_s=load.stuck_s,
+        take=judge.take,
         meter=meter,
     )
-    status = await _idle_status(stack)
-    return outcomes, status, (*target_leaks(status), *draft_leaks(await _idle_draft(stack)))
 
 
 async def _idle_status(stack: LocalStack) -> EngineStatus:

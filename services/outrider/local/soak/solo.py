@@ -1,13 +1,13 @@
 """Whether every text under load is the text of the same request alone."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.local.soak.cases import Catalogue
 from outrider.local.soak.streams import Outcome
 from outrider.local.stack import LocalStack
 
-__all__ = ["MAX_MARGIN", "Divergence", "divergences", "first_difference", "run_alone"]
+__all__ = ["MAX_MARGIN", "Divergence", "TextJudge", "first_difference", "run_alone"]
 
 MAX_MARGIN = 1e-3
 """Two texts may part where the two best tokens are nearer than this (design: exactness in fp32)."""
@@ -34,35 +34,38 @@ class Divergence:
 
 
 async def run_alone(
-    stack: LocalStack, catalogue: Catalogue, cases: Iterable[int], meter: Callable[[str], None]
+    stack: LocalStack, catalogue: Catalogue, meter: Callable[[str], None]
 ) -> dict[int, tuple[int, ...]]:
     """The text of each case, run by itself without speculation. Raises `OutriderError`s."""
     texts = {}
-    for case in sorted(set(cases)):
+    for case in range(len(catalogue.requests)):
         meter(f"alone: case {case}")
         result = await stack.generate(catalogue.alone(case))
         texts[case] = result.choices[0].token_ids
     return texts
 
 
-def divergences(
-    outcomes: Sequence[Outcome], alone: dict[int, tuple[int, ...]], margin: Callable[[int, tuple[int, ...]], float]
-) -> list[Divergence]:
-    """Texts that differ, each kind once. `margin(case, output)` judges the draw behind that output.
+class TextJudge:
+    """Compares each text as it comes and keeps only where texts part: a long run must not grow by its record."""
 
-    What an aborted request delivered must be the beginning of its solo text.
-    """
-    found: dict[tuple[int, int], Divergence] = {}
-    for one in outcomes:
-        if one.case not in alone:
-            continue
-        expected = alone[one.case][: len(one.token_ids)] if one.aborted else alone[one.case]
-        index = first_difference(one.token_ids, expected)
-        if index is not None and (one.case, index) not in found:
-            found[one.case, index] = Divergence(
-                case=one.case, index=index, margin=margin(one.case, alone[one.case][:index])
-            )
-    return list(found.values())
+    def __init__(self, alone: dict[int, tuple[int, ...]]) -> None:
+        """`alone`: the right text of every case."""
+        self._alone = alone
+        self._parted: set[tuple[int, int]] = set()
+
+    def take(self, one: Outcome) -> None:
+        """What a request that has not reached its end delivered must be the beginning of its solo text."""
+        expected = self._alone[one.case]
+        index = first_difference(one.token_ids, expected if one.complete else expected[: len(one.token_ids)])
+        if index is not None:
+            self._parted.add((one.case, index))
+
+    def divergences(self, margin: Callable[[int, tuple[int, ...]], float]) -> tuple[Divergence, ...]:
+        """Each kind once, by case. `margin(case, output)` judges the draw behind that output."""
+        return tuple(
+            Divergence(case=case, index=index, margin=margin(case, self._alone[case][:index]))
+            for case, index in sorted(self._parted)
+        )
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
