@@ -49,8 +49,14 @@ def piece(ids: list[int], start: int = 0, table: tuple[int, ...] = (3, 1), num_l
     return ForwardSlice(token_ids=ids, start=start, block_table=table, num_logits=num_logits)
 
 
-def run(engine: EmulatedEngine, *slices: ForwardSlice) -> torch.Tensor:
+def launch(engine: EmulatedEngine, *slices: ForwardSlice) -> torch.Tensor:
     return engine.forward(ForwardBatch(slices=slices))
+
+
+def run(engine: EmulatedEngine, *slices: ForwardSlice) -> torch.Tensor:
+    logits = launch(engine, *slices)
+    engine.wait()
+    return logits
 
 
 def test_the_targets_greedy_draws_are_the_text() -> None:
@@ -133,7 +139,7 @@ def test_kv_mistakes_raise(bad: ForwardSlice, problem: str) -> None:
 def test_a_forward_takes_the_time_of_its_device() -> None:
     clock = CountingClock()
     engine = target(clock)
-    run(engine, piece(PROMPT, num_logits=0), piece(PROMPT, table=(5,)))
+    launch(engine, piece(PROMPT, num_logits=0), piece(PROMPT, table=(5,)))
     assert clock.spent == 0.0, "the device works, the host goes on"
     engine.wait()
     assert clock.spent == pytest.approx(engine.busy_s)
@@ -145,14 +151,22 @@ def test_work_of_the_host_beside_the_device_is_free() -> None:
     clock = CountingClock()
     engine = target(clock)
     step_s = h100_tp4_llama_70b().step_s(rows=5, kv_tokens=5)
-    run(engine, piece(PROMPT))
+    launch(engine, piece(PROMPT))
     clock.run(0.6 * step_s)
-    run(engine, piece(PROMPT))  # queued behind the first
+    launch(engine, piece(PROMPT))  # queued behind the first
     engine.wait()
     assert clock.spent == pytest.approx(2 * step_s)
     clock.run(step_s)
     engine.wait()
     assert clock.spent == pytest.approx(3 * step_s), "it was done long ago"
+
+
+def test_a_forward_that_nobody_waited_for_is_not_lost() -> None:
+    engine = draft()
+    first = launch(engine, piece(PROMPT))
+    assert torch.isnan(first).all(), "not to be read before the device is done"
+    run(engine, piece([1], start=5))
+    assert torch.equal(first, run(draft(), piece(PROMPT)))
 
 
 def test_branches_of_one_text_read_their_prefix_once() -> None:

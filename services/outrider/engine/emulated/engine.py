@@ -16,13 +16,14 @@ from outrider.core.errors import ConfigError
 from outrider.engine.base import EngineLimits, ForwardBatch, ForwardSlice
 from outrider.engine.emulated.clock import DeviceClock
 from outrider.engine.emulated.device import DeviceProfile
-from outrider.engine.emulated.text import HEADER_LEN, SyntheticText, TextSettings
+from outrider.engine.emulated.text import HEADER_LEN, Guesses, SyntheticText, TextSettings
 
 __all__ = ["EmulatedConfig", "EmulatedEngine"]
 
 _NOWHERE = -1
 _LOWEST = -1000.0
 _RANK_STEP = 0.5
+_SMOOTHING = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,8 @@ class EmulatedEngine:
         self.busy_s = 0.0
         """Device time spent so far."""
         self._ready_at = clock.now()
+        self._unfilled: tuple[Tensor, list[tuple[tuple[int, ...], int]]] | None = None
+        self._fill_s = 0.0
 
     @property
     def limits(self) -> EngineLimits:
@@ -83,17 +86,20 @@ class EmulatedEngine:
         return self._limits
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Write the tokens and make the logits [sum of num_logits, vocab_size]; the device is then busy.
+        """Write the tokens; the device is then busy, and `wait` fills the logits [sum of num_logits, vocab_size].
 
         Its time runs from the call on, or from the end of the forward before: what the emulation itself
         computes stands for no software of a real engine, whose launches are part of the device's time
         already. `wait` lets the rest of that time pass; what the caller does before it is free, as it
         would be beside a real device.
         """
+        self._fill()  # of a forward that nobody waited for
         started = max(self._clock.now(), self._ready_at)
         for one in batch.slices:
             self._write(one)
-        logits = self._target_logits(batch) if self._config.role == "target" else self._draft_logits(batch)
+        decided = [place for one in batch.slices for place in self._deciding(one)]
+        logits = torch.full((len(decided), self._config.vocab_size), torch.nan)
+        self._unfilled = (logits, decided)
         seconds = self._config.device.step_s(rows=batch.num_rows, kv_tokens=_kv_tokens(batch.slices))
         self.num_forwards += 1
         self.num_rows += batch.num_rows
@@ -102,10 +108,16 @@ class EmulatedEngine:
         return logits
 
     def wait(self) -> None:
-        """Return when the device is done with all that it was given."""
-        left = self._ready_at - self._clock.now()
-        if left > 0.0:
-            self._clock.run(left)
+        """Return when the device is done with all that it was given.
+
+        The emulation makes its logits at the very end of that time, so that the interpreter is free for
+        other threads before: a real device would not need it at all.
+        """
+        self._sleep_until(self._ready_at - 1.5 * self._fill_s)
+        began = self._clock.now()
+        self._fill()
+        self._fill_s += _SMOOTHING * (self._clock.now() - began - self._fill_s)
+        self._sleep_until(self._ready_at)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy tokens and positions of whole blocks; takes no device time."""
@@ -117,26 +129,31 @@ class EmulatedEngine:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _target_logits(self, batch: ForwardBatch) -> Tensor:
-        ids = [self._text.token(header, at) for one in batch.slices for header, at in self._deciding(one)]
-        logits = torch.full((len(ids), self._config.vocab_size), _LOWEST)
-        if ids:
-            logits.scatter_(1, torch.tensor(ids).unsqueeze(1), 0.0)
-        return logits
+    def _sleep_until(self, moment: float) -> None:
+        left = moment - self._clock.now()
+        if left > 0.0:
+            self._clock.run(left)
 
-    def _draft_logits(self, batch: ForwardBatch) -> Tensor:
-        guesses = [self._text.guesses(header, at) for one in batch.slices for header, at in self._deciding(one)]
-        logits = torch.full((len(guesses), self._config.vocab_size), _LOWEST)
-        if guesses:
-            ids = torch.tensor([one.token_ids for one in guesses])  # [rows, guesses]
-            steps = _RANK_STEP * torch.arange(ids.shape[1])
-            # A margin is above 0 by nature: what the draft draws is its best. Log-odds below that are
-            # squeezed, not cut, so that the order of margins stays the order of confidence.
-            margins = torch.tensor([one.margin for one in guesses]).exp().log1p()
-            scores = -(margins.unsqueeze(1) + steps)
-            scores[:, 0] = 0.0
-            logits.scatter_(1, ids, scores)
-        return logits
+    def _fill(self) -> None:
+        """Make the logits of the last forward, if they are not made yet."""
+        if self._unfilled is not None:
+            (logits, decided), self._unfilled = self._unfilled, None
+            logits.fill_(_LOWEST)
+            if decided and self._config.role == "target":
+                ids = [self._text.token(header, position) for header, position in decided]
+                logits.scatter_(1, torch.tensor(ids).unsqueeze(1), 0.0)
+            elif decided:
+                self._fill_guesses(logits, [self._text.guesses(header, position) for header, position in decided])
+
+    def _fill_guesses(self, logits: Tensor, guesses: Sequence[Guesses]) -> None:
+        ids = torch.tensor([one.token_ids for one in guesses])  # [rows, guesses]
+        steps = _RANK_STEP * torch.arange(ids.shape[1])
+        # A margin is above 0 by nature: what the draft draws is its best. Log-odds below that are
+        # squeezed, not cut, so that the order of margins stays the order of confidence.
+        margins = torch.tensor([one.margin for one in guesses]).exp().log1p()
+        scores = -(margins.unsqueeze(1) + steps)
+        scores[:, 0] = 0.0
+        logits.scatter_(1, ids, scores)
 
     def _deciding(self, one: ForwardSlice) -> list[tuple[tuple[int, ...], int]]:
         """Header and position of every token that the slice's logits decide."""
