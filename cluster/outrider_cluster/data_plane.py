@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from outrider.core.fleet import PastError
 from outrider.core.load import EngineLoad
 
 __all__ = ["EngineIdentity", "Meeting", "RankPulse", "ReplicaView"]
@@ -44,6 +45,10 @@ class ReplicaView:
     """Why it does not serve; empty when it does."""
     failures_in_a_row: int = 0
     """Failed incarnations since it last served for a while."""
+    node: str = ""
+    """Address of its node."""
+    recent_errors: tuple[PastError, ...] = field(default=(), compare=False)
+    """Why earlier incarnations failed, latest first. Ages change all the time, the replica does not."""
 
     @property
     def ready(self) -> bool:

@@ -37,11 +37,14 @@ class DeploymentService:
 
 
 def merge_statuses(statuses: Sequence[EngineStatus], views: Sequence[ReplicaView]) -> list[EngineStatus]:
-    """Statuses by engine id, where a front's word on why its engine does not serve counts most."""
+    """Statuses by engine id, with what their fronts know: node, incarnations, failures, and why one does not serve."""
     merged = {status.engine_id: status for status in statuses}
     for view in views:
-        if not view.ready:
-            known = merged.get(view.replica_id, EngineStatus(engine_id=view.replica_id, ready=False))
-            if not known.ready:
-                merged[view.replica_id] = replace(known, problem=view.problem)
+        known = merged.get(view.replica_id)
+        if known is None and view.ready:
+            continue  # a router that has not connected yet knows no load
+        known = known or EngineStatus(engine_id=view.replica_id, ready=False)
+        if not (known.ready or view.ready):
+            known = replace(known, problem=view.problem)
+        merged[view.replica_id] = replace(known, node=view.node, starts=view.epoch, recent_errors=view.recent_errors)
     return [merged[engine_id] for engine_id in sorted(merged)]

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from grpc_health.v1 import health_pb2
@@ -29,12 +30,14 @@ from outrider.rpc.dispatch_client import GrpcEngineSession
 from outrider.rpc.generation_handlers import GenerationHandlers
 from outrider.rpc.generation_servicer import PUBLIC_SERVICES
 from outrider.rpc.health import Health
+from outrider.telemetry.recent_errors import RecentErrors
 from outrider.telemetry.request_metrics import RequestMetrics
 from outrider.v1 import generation_pb2 as pb
 from outrider_cluster.assembly import gate_settings, router_limits, tls_files
 from outrider_cluster.codec import Codec, target_codec
 from outrider_cluster.deployment_service import DeploymentService
 from outrider_cluster.directory import ServeDirectory
+from outrider_cluster.fleet import read_fleet
 from outrider_cluster.http_ingress import AsgiAnswer, closed
 from outrider_cluster.key_file import KeyFollower
 from outrider_cluster.observability import Role, configure_logs, provider_for, request_tracer
@@ -72,6 +75,7 @@ class RouterIngress:
         self._health = Health(PUBLIC_SERVICES)
         self._watching: asyncio.Task[None] | None = None
         self._sink = RayMetricSink()
+        self._errors = RecentErrors(LoopTime())
         self._provider: TracerProvider | None = None
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -98,7 +102,7 @@ class RouterIngress:
         codec = await asyncio.to_thread(target_codec, settings, self._environment, _log.info)
         directory = ServeDirectory(self._targets, timeout_s=settings.router.directory_timeout_s, clock=LoopTime())
         metrics = RequestMetrics(
-            self._sink, model=settings.model.public_name, router=self._context.replica_id.unique_id
+            self._sink, model=settings.model.public_name, router=self._context.replica_id.unique_id, errors=self._errors
         )
         if self._provider is None:
             self._provider = provider_for(settings.telemetry, Role.ROUTER, self._context.replica_id.unique_id)
@@ -125,7 +129,9 @@ class RouterIngress:
         )
         await self._router.start()
         service = DeploymentService(self._router, lambda: directory.views)
-        self._handlers = GenerationHandlers(service, self._keys.ring.authenticate)
+        self._handlers = GenerationHandlers(
+            service, self._keys.ring.authenticate, fleet=partial(read_fleet, self._context.app_name, self._errors)
+        )
         self._http = self._door(settings, service, codec, self._pool) if settings.http.enabled else closed
         if self._watching is not None:
             self._watching.cancel()

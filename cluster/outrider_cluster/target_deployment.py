@@ -14,10 +14,12 @@ from outrider.core.errors import EngineUnavailable
 from outrider.router.timing import LoopTime
 from outrider.target.supervision import GroupPhase, GroupView, Supervisor
 from outrider.telemetry.front_metrics import FrontMetrics
+from outrider.telemetry.recent_errors import RecentErrors
 from outrider_cluster.assembly import load_targets, supervision_policy
 from outrider_cluster.data_plane import EngineIdentity, RankPulse, ReplicaView
 from outrider_cluster.directory import ServeDirectory, in_order_of_preference
 from outrider_cluster.live import fixed_difference
+from outrider_cluster.node import own_address
 from outrider_cluster.observability import Role, configure_logs
 from outrider_cluster.ray_group import RayRankGroup
 from outrider_cluster.ray_metrics import RayMetricSink
@@ -49,6 +51,7 @@ class TargetFront:
         self._pulse = RankPulse()
         self._epochs = 0
         self._failures = 0
+        self._errors = RecentErrors(LoopTime())
         self._changed = asyncio.Event()
         self._supervising: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -86,6 +89,8 @@ class TargetFront:
             epoch=view.epoch if view else 0,
             problem=view.problem if view else "the replica is starting",
             failures_in_a_row=self._failures,
+            node=own_address(),
+            recent_errors=self._errors.latest_first(),
         )
 
     async def wait_for_change(self, known: ReplicaView | None, timeout_s: float) -> ReplicaView:
@@ -159,6 +164,7 @@ class TargetFront:
         _log.info("engine %s epoch %d: %s %s", self._replica_id, view.epoch, view.phase.value, view.problem)
         if view.phase is GroupPhase.FAILED:
             self._failures += 1
+            self._errors.add(view.problem)
         elif view.ready:
             self._failures = 0
         if self._metrics is not None:

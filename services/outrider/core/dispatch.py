@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from outrider.core.fleet import PastError
 from outrider.core.policy import GateSettings
 from outrider.core.request import SequenceRequest
 from outrider.core.sequence import Finish
@@ -193,6 +194,12 @@ class EngineStatus:
     estimated_speedup: float | None = None
     draft_links: tuple[DraftLinkStatus, ...] = ()
     totals: SpeculationTotals = field(default_factory=SpeculationTotals)
+    node: str = ""
+    """Address of its node; empty where it is not known."""
+    starts: int = 0
+    """Incarnations so far: 1 + rebuilds; 0 where it is not known."""
+    recent_errors: tuple[PastError, ...] = ()
+    """Why earlier incarnations failed, latest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,14 @@ from outrider.core.errors import (
     InvalidRequest,
     RequestAborted,
 )
+from outrider.core.fleet import FleetStatus
 from outrider.core.generation import GenerationEvent, GenerationRequest, ModelDescription
 from outrider.core.result import GenerationResult, collect
 from outrider.rpc.aio_calls import is_being_cancelled
 from outrider.rpc.backoff import Backoff, BackoffOptions
 from outrider.rpc.channel_options import client_channel_options
 from outrider.rpc.errors import domain_error
+from outrider.rpc.fleet_conversion import fleet_from_proto
 from outrider.rpc.generation_conversion import event_from_proto, model_from_proto, request_to_proto
 from outrider.rpc.report_conversion import status_from_proto
 from outrider.rpc.resumption import Resumption
@@ -140,12 +142,16 @@ class OutriderClient:
 
     async def speculation_status(self) -> Sequence[EngineStatus]:
         """The state of every engine."""
+        return (await self.whole_status())[0]
+
+    async def whole_status(self) -> tuple[Sequence[EngineStatus], FleetStatus]:
+        """The state of every engine, and of what they run on."""
         request = pb.GetSpeculationStatusRequest()
         try:
             response = await self._models.GetSpeculationStatus(request, **self._short())
         except grpc.aio.AioRpcError as error:
             raise domain_error(error) from error
-        return tuple(status_from_proto(one, "engines") for one in response.engines)
+        return tuple(status_from_proto(one, "engines") for one in response.engines), fleet_from_proto(response)
 
     async def _attempt(
         self, request: GenerationRequest, timeout_s: float | None

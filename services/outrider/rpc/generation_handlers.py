@@ -11,12 +11,15 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from outrider.core.caller import Authenticate, anonymous, caller_of
+from outrider.core.dispatch import EngineStatus
 from outrider.core.errors import InvalidRequest
+from outrider.core.fleet import FleetStatus, PastError
 from outrider.core.generation import Caller, GenerationEvent
 from outrider.core.ports import GenerationService
 from outrider.core.redaction import without_paths
 from outrider.core.result import GenerationResult, collect
 from outrider.rpc.errors import StatusContext, fail
+from outrider.rpc.fleet_conversion import fleet_to_proto
 from outrider.rpc.generation_conversion import (
     event_to_proto,
     final_to_proto,
@@ -55,9 +58,17 @@ async def closing(events: AsyncIterator[R]) -> AsyncGenerator[AsyncIterator[R], 
 class GenerationHandlers:
     """Serves a `GenerationService` port. Cancelling a handler closes its stream, which aborts the request."""
 
-    def __init__(self, service: GenerationService, authenticate: Authenticate = anonymous) -> None:
+    def __init__(
+        self,
+        service: GenerationService,
+        authenticate: Authenticate = anonymous,
+        *,
+        fleet: Callable[[], Awaitable[FleetStatus]] | None = None,
+    ) -> None:
+        """`fleet`: what the service runs on, for the status; None where nobody knows."""
         self._service = service
         self._authenticate = authenticate
+        self._fleet = fleet or _no_fleet
 
     async def generate(self, request: pb.GenerateRequest, context: CallContext) -> pb.GenerateResponse:
         """GenerationService/Generate."""
@@ -107,8 +118,9 @@ class GenerationHandlers:
 
         async def answer(_: Caller) -> pb.GetSpeculationStatusResponse:
             engines = await self._service.speculation_status()
-            shown = [replace(one, problem=without_paths(one.problem)) for one in engines]
-            return pb.GetSpeculationStatusResponse(engines=[status_to_proto(one) for one in shown])
+            response = fleet_to_proto(_shown_fleet(await self._fleet()))
+            response.engines.extend(status_to_proto(_shown_engine(one)) for one in engines)
+            return response
 
         return await self._answer(answer, pb.GetSpeculationStatusResponse, context)
 
@@ -148,3 +160,21 @@ def _result_to_proto(result: GenerationResult) -> pb.GenerateResponse:
         choices=choices,
         usage=usage_to_proto(result.usage),
     )
+
+
+async def _no_fleet() -> FleetStatus:
+    return FleetStatus()
+
+
+def _shown_engine(status: EngineStatus) -> EngineStatus:
+    """Without the paths of files, which are nobody's business outside."""
+    return replace(status, problem=without_paths(status.problem), recent_errors=_shown_errors(status.recent_errors))
+
+
+def _shown_fleet(fleet: FleetStatus) -> FleetStatus:
+    deployments = tuple(replace(one, message=without_paths(one.message)) for one in fleet.deployments)
+    return replace(fleet, deployments=deployments, recent_errors=_shown_errors(fleet.recent_errors))
+
+
+def _shown_errors(errors: tuple[PastError, ...]) -> tuple[PastError, ...]:
+    return tuple(replace(one, text=without_paths(one.text)) for one in errors)

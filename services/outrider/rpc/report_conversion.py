@@ -6,6 +6,7 @@ from outrider.core.dispatch import DraftLinkStatus, EngineStatus, SpeculationOut
 from outrider.core.speculation import SpeculationStats
 from outrider.core.verdict import TokenLogprobs
 from outrider.rpc.enums import MODES, REASONS, protocol_error
+from outrider.rpc.fleet_conversion import errors_from_proto, errors_to_proto
 from outrider.v1 import generation_pb2 as pb
 
 __all__ = [
@@ -133,6 +134,9 @@ def status_to_proto(status: EngineStatus) -> pb.EngineStatus:
         estimated_speedup=status.estimated_speedup,
         draft_links=_links_to_proto(status.draft_links),
         totals=_totals_to_proto(status.totals),
+        node=status.node,
+        starts=status.starts,
+        recent_errors=errors_to_proto(status.recent_errors),
     )
 
 
@@ -152,6 +156,9 @@ def status_from_proto(message: pb.EngineStatus, field: str) -> EngineStatus:
         estimated_speedup=message.estimated_speedup if message.HasField("estimated_speedup") else None,
         draft_links=tuple(_link_from_proto(one) for one in message.draft_links),
         totals=_totals_from_proto(message.totals),
+        node=message.node,
+        starts=message.starts,
+        recent_errors=errors_from_proto(message.recent_errors),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from outrider.core.generation import ChoiceEnd
 from outrider.telemetry import metrics
 from outrider.telemetry.metrics import Metric
+from outrider.telemetry.recent_errors import RecentErrors
 from outrider.telemetry.sink import MetricSink
 
 __all__ = ["OTHER_CLASS", "RequestMetrics", "time_per_output_token"]
@@ -29,8 +30,17 @@ class RequestMetrics:
     (about once a second): one call per token message would cost more than the message.
     """
 
-    def __init__(self, sink: MetricSink, *, model: str, router: str, traffic_classes: Collection[str] = ()) -> None:
-        """`router`: name of this replica. `traffic_classes` get series of their own.
+    def __init__(
+        self,
+        sink: MetricSink,
+        *,
+        model: str,
+        router: str,
+        traffic_classes: Collection[str] = (),
+        errors: RecentErrors | None = None,
+    ) -> None:
+        """`router`: name of this replica. `errors`: told of lost engines, for the status.
+        `traffic_classes` get series of their own.
 
         Clients write the class as they like, so any other is counted as `OTHER_CLASS`; otherwise a
         client could create series without end.
@@ -40,6 +50,7 @@ class RequestMetrics:
         self._classes = frozenset(traffic_classes)
         self._unsent_tokens: dict[str, int] = {}
         self._running = 0
+        self._errors = errors
         self._begin_at_zero()
 
     def request_started(self, *, traffic_class: str, prompt_tokens: int) -> None:
@@ -91,6 +102,8 @@ class RequestMetrics:
 
     def engine_lost(self, *, replica_id: str, failed_sequences: int) -> None:
         """A session broke, with that many sequences of this router on it."""
+        if self._errors is not None:
+            self._errors.add(f"engine {replica_id} was lost with {failed_sequences} sequences of this router")
         self._add(metrics.ENGINE_LOSSES, 1)
         self._add(metrics.SEQUENCES_LOST, failed_sequences)
 

@@ -321,6 +321,7 @@ class GateSettings(_message.Message):
     PROBE_INTERVAL_ROUNDS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     MAX_BRANCHES_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
     preference: _generation_pb2.SpeculationPreference.ValueType
     """AUTO, OFF (operator) or ON (ignore the policy rules below)."""
     max_num_draft_tokens: _builtins.int
@@ -339,6 +340,10 @@ class GateSettings(_message.Message):
     """SEQUENTIAL, CACHED, or unspecified: the gate chooses by its estimates."""
     max_branches: _builtins.int
     """Cached mode: most outcomes per sequence that the draft prepares for."""
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassPolicy]:
+        """For requests of some traffic classes; each class at most once."""
+
     def __init__(
         self,
         *,
@@ -351,10 +356,11 @@ class GateSettings(_message.Message):
         probe_interval_rounds: _builtins.int = ...,
         mode: _generation_pb2.SpeculationMode.ValueType = ...,
         max_branches: _builtins.int = ...,
+        classes: _abc.Iterable[Global___ClassPolicy] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size_threshold", b"_batch_size_threshold", "_max_temperature", b"_max_temperature", "batch_size_threshold", b"batch_size_threshold", "max_temperature", b"max_temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size_threshold", b"_batch_size_threshold", "_max_temperature", b"_max_temperature", "batch_size_hysteresis", b"batch_size_hysteresis", "batch_size_threshold", b"batch_size_threshold", "max_branches", b"max_branches", "max_num_draft_tokens", b"max_num_draft_tokens", "max_temperature", b"max_temperature", "min_acceptance_rate", b"min_acceptance_rate", "mode", b"mode", "preference", b"preference", "probe_interval_rounds", b"probe_interval_rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size_threshold", b"_batch_size_threshold", "_max_temperature", b"_max_temperature", "batch_size_hysteresis", b"batch_size_hysteresis", "batch_size_threshold", b"batch_size_threshold", "classes", b"classes", "max_branches", b"max_branches", "max_num_draft_tokens", b"max_num_draft_tokens", "max_temperature", b"max_temperature", "min_acceptance_rate", b"min_acceptance_rate", "mode", b"mode", "preference", b"preference", "probe_interval_rounds", b"probe_interval_rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_size_threshold: _TypeAlias = _typing.Literal["batch_size_threshold"]  # noqa: Y015
     _WhichOneofArgType__batch_size_threshold: _TypeAlias = _typing.Literal["_batch_size_threshold", b"_batch_size_threshold"]  # noqa: Y015
@@ -366,6 +372,43 @@ class GateSettings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_temperature) -> _WhichOneofReturnType__max_temperature | None: ...
 
 Global___GateSettings: _TypeAlias = GateSettings  # noqa: Y015
+
+@_typing.final
+class ClassPolicy(_message.Message):
+    """What the gate does differently for the requests of one traffic class."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAFFIC_CLASS_FIELD_NUMBER: _builtins.int
+    PREFERENCE_FIELD_NUMBER: _builtins.int
+    MAX_NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    traffic_class: _builtins.str
+    """The traffic_class of the requests."""
+    preference: _generation_pb2.SpeculationPreference.ValueType
+    """In place of GateSettings.preference; unset: as for everyone."""
+    max_num_draft_tokens: _builtins.int
+    """Most draft tokens per round; unset: as for everyone."""
+    def __init__(
+        self,
+        *,
+        traffic_class: _builtins.str = ...,
+        preference: _generation_pb2.SpeculationPreference.ValueType | None = ...,
+        max_num_draft_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_num_draft_tokens", b"_max_num_draft_tokens", "_preference", b"_preference", "max_num_draft_tokens", b"max_num_draft_tokens", "preference", b"preference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_num_draft_tokens", b"_max_num_draft_tokens", "_preference", b"_preference", "max_num_draft_tokens", b"max_num_draft_tokens", "preference", b"preference", "traffic_class", b"traffic_class"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_num_draft_tokens: _TypeAlias = _typing.Literal["max_num_draft_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_num_draft_tokens: _TypeAlias = _typing.Literal["_max_num_draft_tokens", b"_max_num_draft_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__preference: _TypeAlias = _typing.Literal["preference"]  # noqa: Y015
+    _WhichOneofArgType__preference: _TypeAlias = _typing.Literal["_preference", b"_preference"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_num_draft_tokens) -> _WhichOneofReturnType__max_num_draft_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__preference) -> _WhichOneofReturnType__preference | None: ...
+
+Global___ClassPolicy: _TypeAlias = ClassPolicy  # noqa: Y015
 
 @_typing.final
 class ReportRequest(_message.Message):

@@ -1257,22 +1257,138 @@ class GetSpeculationStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENGINES_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    DEPLOYMENTS_FIELD_NUMBER: _builtins.int
+    RECENT_ERRORS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineStatus]:
         """One per engine."""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]:
+        """Machines of the cluster, lost ones included; empty where the control plane does not answer."""
+
+    @_builtins.property
+    def deployments(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeploymentStatus]:
+        """Kinds of replicas; empty where the control plane does not answer."""
+
+    @_builtins.property
+    def recent_errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___PastError]:
+        """What the router that answers has seen go wrong, latest first."""
 
     def __init__(
         self,
         *,
         engines: _abc.Iterable[Global___EngineStatus] | None = ...,
+        nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
+        deployments: _abc.Iterable[Global___DeploymentStatus] | None = ...,
+        recent_errors: _abc.Iterable[Global___PastError] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "engines", b"engines", "nodes", b"nodes", "recent_errors", b"recent_errors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetSpeculationStatusResponse: _TypeAlias = GetSpeculationStatusResponse  # noqa: Y015
+
+@_typing.final
+class NodeStatus(_message.Message):
+    """One machine of the cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """Host name or address."""
+    alive: _builtins.bool
+    """False once it is lost."""
+    cpus: _builtins.float
+    """CPUs that the cluster may hand out there."""
+    gpus: _builtins.float
+    """GPUs that the cluster may hand out there."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        alive: _builtins.bool = ...,
+        cpus: _builtins.float = ...,
+        gpus: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alive", b"alive", "cpus", b"cpus", "gpus", b"gpus"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
+
+@_typing.final
+class DeploymentStatus(_message.Message):
+    """One kind of replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Router, Target or Draft."""
+    state: _builtins.str
+    """In the control plane's words, lower case: healthy, updating, unhealthy, …"""
+    running: _builtins.int
+    """Replicas that run."""
+    other: _builtins.int
+    """Replicas that start, stop or are being replaced."""
+    message: _builtins.str
+    """Why it is not well; may be empty."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        state: _builtins.str = ...,
+        running: _builtins.int = ...,
+        other: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "other", b"other", "running", b"running", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeploymentStatus: _TypeAlias = DeploymentStatus  # noqa: Y015
+
+@_typing.final
+class PastError(_message.Message):
+    """Something that went wrong and may be over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """What went wrong."""
+    age_ms: _builtins.float
+    """How long ago."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        age_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastError: _TypeAlias = PastError  # noqa: Y015
 
 @_typing.final
 class EngineStatus(_message.Message):
@@ -1293,6 +1409,9 @@ class EngineStatus(_message.Message):
     ESTIMATED_SPEEDUP_FIELD_NUMBER: _builtins.int
     DRAFT_LINKS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    RECENT_ERRORS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Stable while the engine lives."""
     ready: _builtins.bool
@@ -1315,6 +1434,10 @@ class EngineStatus(_message.Message):
     """Recent accepted / verified; unset without recent speculation."""
     estimated_speedup: _builtins.float
     """Estimated speed relative to plain decoding; unset without an estimate."""
+    node: _builtins.str
+    """Host name or address of its node; empty where it is not known."""
+    starts: _builtins.int
+    """Incarnations so far: 1 + rebuilds; 0 where it is not known."""
     @_builtins.property
     def draft_links(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftLinkStatus]:
         """Links to drafts."""
@@ -1322,6 +1445,10 @@ class EngineStatus(_message.Message):
     @_builtins.property
     def totals(self) -> Global___SpeculationTotals:
         """Totals since the engine started."""
+
+    @_builtins.property
+    def recent_errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___PastError]:
+        """Why earlier incarnations failed, latest first."""
 
     def __init__(
         self,
@@ -1339,10 +1466,13 @@ class EngineStatus(_message.Message):
         estimated_speedup: _builtins.float | None = ...,
         draft_links: _abc.Iterable[Global___DraftLinkStatus] | None = ...,
         totals: Global___SpeculationTotals | None = ...,
+        node: _builtins.str = ...,
+        starts: _builtins.int = ...,
+        recent_errors: _abc.Iterable[Global___PastError] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_estimated_speedup", b"_estimated_speedup", "acceptance_rate", b"acceptance_rate", "estimated_speedup", b"estimated_speedup", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_estimated_speedup", b"_estimated_speedup", "acceptance_rate", b"acceptance_rate", "draft_links", b"draft_links", "engine_id", b"engine_id", "estimated_speedup", b"estimated_speedup", "kv_usage", b"kv_usage", "mean_num_draft_tokens", b"mean_num_draft_tokens", "mode", b"mode", "problem", b"problem", "ready", b"ready", "reason", b"reason", "running", b"running", "totals", b"totals", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_estimated_speedup", b"_estimated_speedup", "acceptance_rate", b"acceptance_rate", "draft_links", b"draft_links", "engine_id", b"engine_id", "estimated_speedup", b"estimated_speedup", "kv_usage", b"kv_usage", "mean_num_draft_tokens", b"mean_num_draft_tokens", "mode", b"mode", "node", b"node", "problem", b"problem", "ready", b"ready", "reason", b"reason", "recent_errors", b"recent_errors", "running", b"running", "starts", b"starts", "totals", b"totals", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance_rate: _TypeAlias = _typing.Literal["acceptance_rate"]  # noqa: Y015
     _WhichOneofArgType__acceptance_rate: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate"]  # noqa: Y015

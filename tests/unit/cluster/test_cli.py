@@ -8,7 +8,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.core.dispatch import DraftLinkStatus, EngineStatus, SpeculationOutcome, Timings
-from outrider.core.generation import ChoiceEnd, GenerationAccepted, TextDelta, Usage
+from outrider.core.fleet import DeploymentStatus, FleetStatus, NodeStatus, PastError
+from outrider.core.generation import ChoiceEnd, GenerationAccepted, ModelDescription, TextDelta, Usage
 from outrider.core.sequence import Finish, FinishReason
 from outrider.core.speculation import SpeculationMode, SpeculationReason, SpeculationStats
 from outrider_cluster.cli import app
@@ -16,7 +17,7 @@ from outrider_cluster.cli.demo_report import DemoRow
 from outrider_cluster.cli.demo_report import as_json as demo_as_json
 from outrider_cluster.cli.measured import Measurement, Stopwatch
 from outrider_cluster.cli.report import as_json, summary_of
-from outrider_cluster.cli.status import draft_lines, engine_table
+from outrider_cluster.cli.status_screen import draft_lines, engine_table, error_lines, fleet_lines, status_screen
 
 STATS = SpeculationStats(rounds=4, speculative_rounds=2, drafted=8, verified=8, accepted=6, committed=10)
 
@@ -119,6 +120,59 @@ def test_status_shows_every_engine_and_link() -> None:
     assert draft_lines(engines) == [
         "e1 → draft h:1: not connected (refused), 0 sequences, round trip 0.0 ms, lost 2 times"
     ]
+
+
+def test_status_shows_nodes_and_replicas_and_why_one_is_not_well() -> None:
+    nodes = (NodeStatus(address="10.0.0.1", alive=True, cpus=8, gpus=4), NodeStatus(address="10.0.0.2", alive=False))
+    fleet = FleetStatus(
+        nodes=nodes,
+        deployments=(
+            DeploymentStatus(name="Router", state="healthy", running=2),
+            DeploymentStatus(name="Target", state="updating", running=1, other=1, message="rank 1: died"),
+        ),
+    )
+    assert fleet_lines([EngineStatus(engine_id="e1", ready=True, node="10.0.0.1")], fleet) == [
+        "nodes: 10.0.0.1 (8 CPU, 4 GPU) with e1, 10.0.0.2 LOST",
+        "Router: 2 running, healthy",
+        "Target: 1 running, 1 starting or leaving, updating: rank 1: died",
+    ]
+    assert fleet_lines([], FleetStatus()) == []
+
+
+def test_status_shows_the_last_errors_of_all_latest_first() -> None:
+    died = PastError(text="rank 1: its process has died", age_s=90)
+    engines = [EngineStatus(engine_id="e1", ready=True, starts=2, recent_errors=(died,))]
+    lost, old = PastError(text="engine e1 was lost", age_s=4), PastError(text="old", age_s=7300)
+    fleet = FleetStatus(recent_errors=(lost, old))
+    assert error_lines(engines, fleet) == [
+        "last errors:",
+        "       4 s ago  engine e1 was lost",
+        "     2 min ago  e1: rank 1: its process has died",
+        "     2.0 h ago  old",
+    ]
+    assert draft_lines(engines) == ["e1 was rebuilt 1 times"]
+    assert error_lines([], FleetStatus()) == []
+
+
+def test_the_whole_status_is_one_screen_and_takes_no_markup() -> None:
+    model = ModelDescription(
+        model="m[bold]",
+        max_model_len=10,
+        vocab_size=1,
+        eos_token_ids=(),
+        max_num_speculative_tokens=1,
+        max_choices=1,
+        max_top_logprobs=1,
+        unsupported_fields=(),
+        server_version="1",
+    )
+    console = Console(width=80, file=io.StringIO())
+    engines = [EngineStatus(engine_id="ums8egos", ready=True, kv_usage=1.0, estimated_speedup=12.34)]
+    console.print(status_screen(model, engines, FleetStatus()))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0] == "m[bold], up to 10 tokens, Outrider 1"
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 25
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Who prefers which draft, and what is said about engines that do not serve."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from outrider.core.dispatch import EngineStatus
+from outrider.core.fleet import PastError
 from outrider.core.ports import Endpoint
 from outrider_cluster.data_plane import ReplicaView
 from outrider_cluster.deployment_service import merge_statuses
@@ -49,11 +51,21 @@ def test_the_fronts_word_replaces_a_routers_guess() -> None:
     assert merge_statuses([lost], [view("e", problem="rank 1: died")])[0].problem == "rank 1: died"
 
 
-def test_a_serving_engine_is_left_as_it_is() -> None:
+def test_a_serving_engine_keeps_its_own_words_and_gets_what_its_front_knows() -> None:
     well = EngineStatus(engine_id="e", ready=True, running=3)
-    assert merge_statuses([well], [view("e", address="h:1")]) == [well]
+    assert merge_statuses([well], [view("e", address="h:1")]) == [replace(well, starts=1)]
     # The router is connected: its view is newer than the directory's.
-    assert merge_statuses([well], [view("e", problem="engine is starting")]) == [well]
+    assert merge_statuses([well], [view("e", problem="engine is starting")]) == [replace(well, starts=1)]
+    past = (PastError(text="rank 1: died", age_s=3.0),)
+    known = replace(view("e", address="h:1"), node="10.0.0.1", epoch=4, recent_errors=past)
+    (merged,) = merge_statuses([well], [known])
+    assert (merged.node, merged.starts, merged.recent_errors, merged.running) == ("10.0.0.1", 4, past, 3)
+
+
+def test_ages_do_not_make_a_view_another_one() -> None:
+    one = view("e", address="h:1")
+    assert replace(one, recent_errors=(PastError(text="x", age_s=1.0),)) == one
+    assert replace(one, node="elsewhere") != one
 
 
 class FakeServe:

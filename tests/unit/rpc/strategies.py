@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from outrider.core import dispatch, generation, link
-from outrider.core.policy import GateSettings, RoundPlan
+from outrider.core import dispatch, fleet, generation, link
+from outrider.core.policy import ClassPolicy, GateSettings, RoundPlan
 from outrider.core.proposal import Proposal, SparseLaw
 from outrider.core.request import SequenceRequest, StopConditions
 from outrider.core.sampling import SamplingParams
@@ -299,6 +299,16 @@ gate_settings = st.builds(
     probe_interval_rounds=st.integers(1, 2**32 - 1),
     mode=st.sampled_from((None, SpeculationMode.SEQUENTIAL, SpeculationMode.CACHED)),
     max_branches=st.integers(1, 2**32 - 1),
+    classes=st.lists(
+        st.builds(
+            ClassPolicy,
+            traffic_class=st.text(min_size=1, max_size=12),
+            preference=maybe(st.sampled_from(SpeculationPreference)),
+            max_num_draft_tokens=maybe(u32),
+        ),
+        max_size=3,
+        unique_by=lambda one: one.traffic_class,
+    ).map(tuple),
 )
 commands: st.SearchStrategy[dispatch.RouterCommand] = st.one_of(
     st.builds(dispatch.SequenceSubmit, stream_key=u64, request=sequence_requests),
@@ -345,6 +355,7 @@ totals = st.builds(
         lambda seconds: tuple(sorted(seconds.items()))
     ),
 )
+past_errors = st.lists(st.builds(fleet.PastError, text=text, age_s=seconds), max_size=2).map(tuple)
 statuses = st.builds(
     dispatch.EngineStatus,
     engine_id=text,
@@ -360,6 +371,19 @@ statuses = st.builds(
     estimated_speedup=maybe(f64),
     draft_links=st.lists(link_statuses, max_size=2).map(tuple),
     totals=totals,
+    node=text,
+    starts=u64,
+    recent_errors=past_errors,
+)
+fleets = st.builds(
+    fleet.FleetStatus,
+    nodes=st.lists(st.builds(fleet.NodeStatus, address=text, alive=st.booleans(), cpus=f64, gpus=f64), max_size=2).map(
+        tuple
+    ),
+    deployments=st.lists(
+        st.builds(fleet.DeploymentStatus, name=text, state=text, running=u32, other=u32, message=text), max_size=2
+    ).map(tuple),
+    recent_errors=past_errors,
 )
 
 

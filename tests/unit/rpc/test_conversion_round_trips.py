@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from tests.unit.rpc import strategies
 
 from outrider.core import dispatch, generation, link
+from outrider.core.fleet import FleetStatus
 from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import VerificationRule
 from outrider.rpc import dispatch_conversion, generation_conversion
+from outrider.rpc.fleet_conversion import fleet_from_proto, fleet_to_proto
 from outrider.rpc.link_conversion import LinkIdentity, LinkReader, LinkWriter
 from outrider.rpc.link_draft_conversion import MAX_TABLE_ENTRIES
 from outrider.rpc.link_target_conversion import hello_from_proto, hello_to_proto
@@ -90,6 +92,11 @@ def test_model_description(model: generation.ModelDescription) -> None:
     data = generation_conversion.model_to_proto(model).SerializeToString()
     message = generation_pb2.GetModelInfoResponse.FromString(data)
     assert generation_conversion.model_from_proto(message) == model
+
+
+@given(strategies.fleets)
+def test_fleet(fleet: FleetStatus) -> None:
+    assert fleet_from_proto(fleet_to_proto(fleet)) == fleet
 
 
 @given(strategies.statuses)

@@ -1,0 +1,61 @@
+"""`outrider status` against a real cluster: nodes, replicas, and what went wrong lately."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.support.drafting import wait_until_drafting
+from tests.support.served import Served
+
+from outrider.core.dispatch import EngineStatus
+from outrider.core.fleet import FleetStatus
+from outrider.rpc.client import OutriderClient
+
+pytestmark = pytest.mark.timeout(240)
+
+COMMAND = [sys.executable, "-c", "from outrider_cluster.cli import main; main()", "status"]
+
+
+async def test_status_names_nodes_replicas_and_the_rank_that_failed(scripted_cluster: Served) -> None:
+    async with OutriderClient(scripted_cluster.address) as client:
+        await wait_until_drafting(client)
+        scripted_cluster.kill("PeerRankActor")
+
+        async def look() -> tuple[EngineStatus, FleetStatus]:
+            engines, fleet = await client.whole_status()
+            return engines[0], fleet
+
+        async with asyncio.timeout(60):
+            engine, fleet = await look()
+            # The engine is back, and its front still knows why it was away.
+            while not (engine.ready and engine.recent_errors and engine.starts >= 2):
+                await asyncio.sleep(0.2)
+                engine, fleet = await look()
+    assert engine.recent_errors[0].text.startswith("rank 1: its process has died")
+    (node,) = fleet.nodes
+    assert (node.alive, node.address) == (True, engine.node)
+    assert {one.name: one.running for one in fleet.deployments} == {"Router": 1, "Target": 1, "Draft": 1}
+    assert any("was lost" in one.text for one in fleet.recent_errors)
+
+
+def test_watching_looks_again_and_again(scripted_cluster: Served) -> None:
+    arguments = ["--watch", "--json", "--interval", "0.2", "--address", scripted_cluster.address]
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        looks = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(2)
+        assert process.wait(20) == 0
+    assert [len(one["engines"]) for one in looks] == [1, 1]
+    assert looks[0]["deployments"]
+
+
+def test_one_screen(scripted_cluster: Served) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--address", scripted_cluster.address], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 25
+    for word in ("nodes: ", "Router: 1 running, healthy", "speculation", "→ draft "):
+        assert any(word in line for line in lines), done.stdout
