@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from outrider.core.errors import ConfigError
 from outrider.engine.models.prepare import default_cache_dir
+from outrider.rpc.channel_options import MAX_MESSAGE_BYTES
 from outrider_cluster.sections import (
     SELF_DRAFT,
     DataPlaneSettings,
@@ -217,10 +218,13 @@ def prepare_environment(settings: Settings) -> None:
         # Ray runs its workers at nice 15 otherwise, behind every other process of the machine.
         "RAY_worker_niceness": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Serve's proxy would take messages of 2 GiB from anybody.
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),
+        "RAY_AUTH_MODE": "token",
     }
     if settings.ray.address is None:
         # A cluster of our own: only its own processes know the token. Ray would write one to the home.
-        defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        defaults |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import httpx2 as httpx
 import openai
 import pytest
@@ -19,6 +21,7 @@ from outrider.core.errors import Overloaded, Unauthenticated
 from outrider.core.generation import GenerationRequest
 from outrider.core.speculation import SpeculationChoice, SpeculationPreference
 from outrider.router.api_keys import digest_of, new_key
+from outrider.rpc.channel_options import MAX_MESSAGE_BYTES
 from outrider.rpc.client import ClientOptions, OutriderClient
 
 # The first test waits for the cluster to start.
@@ -172,6 +175,42 @@ async def test_keys_hold_at_both_doors(guarded: Guarded) -> None:
             await nobody_grpc.speculation_status()
         with pytest.raises(Unauthenticated):
             await nobody_grpc.abort("anything")
+
+
+async def test_serves_proxy_refuses_junk_and_what_is_too_large(guarded: Guarded) -> None:
+    metadata = [("authorization", f"Bearer {guarded.key}")]
+    async with grpc.aio.insecure_channel(
+        guarded.served.address, options=[("grpc.max_send_message_length", 1 << 28)]
+    ) as channel:
+        raw: Any = channel  # the stubs want the serializers that this test does without
+        for method in ("GenerationService/Generate", "ModelService/GetModelInfo"):
+            call = raw.unary_unary(f"/outrider.v1.{method}")(b"\xff\xff", timeout=20, metadata=metadata)
+            assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert await call.details() == "request: is not a protobuf message of this method"
+        stream = raw.unary_stream("/outrider.v1.GenerationService/StreamGenerate")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [one async for one in stream(b"\xff\xff", timeout=20, metadata=metadata)]
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        call = raw.unary_unary("/outrider.v1.GenerationService/Generate")(bytes(MAX_MESSAGE_BYTES + 1), timeout=20)
+        assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_request_belongs_to_its_key(guarded: Guarded, client: AsyncOpenAI) -> None:
+    body: Any = {"model": "scripted", "prompt": "HELLO", "max_tokens": 4000}
+    asking = asyncio.ensure_future(client.completions.create(**body, extra_body={"request_id": "mine"}))
+    async with (
+        OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.key)) as owner,
+        OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.limited)) as other,
+    ):
+        await running(owner, 1)
+        assert not await other.abort("mine")
+        with pytest.raises(openai.ConflictError):
+            await client.completions.create(**body, extra_body={"request_id": "mine"})
+        assert await owner.abort("mine")
+    answer = await asking
+    assert answer.choices[0].finish_reason == "abort"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens < 4000
 
 
 async def test_the_limits_of_a_key_hold_over_both_doors(guarded: Guarded) -> None:

@@ -61,6 +61,13 @@ def test_off_without_quotes_means_off(word: str) -> None:
     assert parse_settings(text, origin="f.yaml").speculation.gate().preference is SpeculationPreference.OFF
 
 
+def test_a_traffic_class_may_differ_from_everyone() -> None:
+    text = MINIMAL + "speculation:\n  classes:\n    batch: {preference: off}\n    chat: {max_num_draft_tokens: 2}\n"
+    batch, chat = parse_settings(text, origin="f.yaml").speculation.gate().classes
+    assert (batch.traffic_class, batch.preference) == ("batch", SpeculationPreference.OFF)
+    assert (chat.preference, chat.max_num_draft_tokens) == (None, 2)
+
+
 def test_a_disabled_draft_is_no_draft() -> None:
     text = MINIMAL + "draft: {enabled: false, kv: {num_blocks: 1}}\n"
     assert parse_settings(text, origin="f.yaml").active_draft is None
@@ -74,7 +81,7 @@ def test_a_disabled_draft_is_no_draft() -> None:
         ("speculation:\n  ngram:\n    promt: 1\n", "f.yaml:8: speculation.ngram.promt: unknown key"),
         ("router: {default_timeout_s: 0}\n", "f.yaml:6: router.default_timeout_s:"),
         ("router: {default_timeout_s: -1}\n", "f.yaml:6: router.default_timeout_s:"),
-        ("draft:\n  kv: {num_blocks: 1, cache_gib: 1}\n", "draft.kv: set exactly one of num_blocks and cache_gib"),
+        ("draft:\n  kv: {num_blocks: 1, cache_gib: 1}\n", "draft.kv: set only one of num_blocks and cache_gib"),
         ("router: {num_replicas: 2, autoscaling: {}}\n", "router: set num_replicas or autoscaling, not both"),
         ("telemetry: {exporter: otlp}\n", "telemetry: endpoint belongs to exporter otlp"),
         ("model: {}\n", "f.yaml:6: model: given twice"),
@@ -158,3 +165,30 @@ def test_node_labels_need_a_cluster_to_join() -> None:
         "outrider-role": "target"
     }
     assert "target.node_labels" in refusal(MINIMAL + "  node_labels: {outrider-role: 'in(a,b)'}\n")
+
+
+def test_http_tls_and_keys_are_off_or_on_by_name() -> None:
+    plain = parse_settings(MINIMAL, origin="f.yaml")
+    assert (plain.http.enabled, plain.data_plane.tls, plain.security.api_keys_file) == (True, None, None)
+    guarded = parse_settings(
+        MINIMAL
+        + "http: {enabled: false, max_body_mib: 0.5}\nsecurity: {api_keys_file: /keys.yaml}\n"
+        + "data_plane: {tls: {cert_file: /c, key_file: /k, ca_file: /a}}\n",
+        origin="f.yaml",
+    )
+    assert not guarded.http.enabled
+    assert guarded.data_plane.tls is not None
+    assert guarded.data_plane.tls.server_name == "outrider.internal"
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ("security: {api_keys_file: keys.yaml}", "security.api_keys_file"),
+        ("data_plane: {tls: {cert_file: c, key_file: /k, ca_file: /a}}", "data_plane.tls.cert_file"),
+        ("data_plane: {tls: {cert_file: /c, key_file: /k}}", "data_plane.tls.ca_file"),
+        ("http: {max_body_mib: 0}", "http.max_body_mib"),
+    ],
+)
+def test_security_that_cannot_hold_is_refused(section: str, named: str) -> None:
+    assert named in refusal(MINIMAL + section + "\n")
