@@ -27,7 +27,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Makes the output reproducible.")] = None,
     speculation: Annotated[Literal["auto", "off", "on"], typer.Option(help="Wish about speculation.")] = "auto",
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's turn of a conversation.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on when the stream breaks.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on when the stream breaks.")] = True,
     as_json_lines: Annotated[bool, typer.Option("--json", help="One JSON object per message.")] = False,
 ) -> None:
     """Generate text and show it as it comes."""
