@@ -5,6 +5,7 @@ from outrider.engine.models.prepare import Progress
 from outrider.engine.models.resolve import resolve
 from outrider.engine.scripted_text import ScriptedTokenizer
 from outrider.engine.tokenizer import Tokenizer
+from outrider.engine.vocabulary import what_fits
 from outrider_cluster.assembly import draft_model_name
 from outrider_cluster.sections import SELF_DRAFT, DraftSettings, EngineKind
 from outrider_cluster.settings import Environment, Settings
@@ -33,7 +34,7 @@ def draft_codec(settings: Settings, draft: DraftSettings, environment: Environme
 def check_draft_vocabulary(settings: Settings, environment: Environment, progress: Progress) -> None:
     """Refuse, before anything is deployed, a draft that numbers its tokens differently.
 
-    Raises `CompatibilityError` with the first differing token.
+    Raises `CompatibilityError` with the first differing token, and with what would fit.
     """
     draft = settings.active_draft
     if draft is None or draft.model == SELF_DRAFT or not settings.engine.has_weights:
@@ -46,5 +47,5 @@ def check_draft_vocabulary(settings: Settings, environment: Environment, progres
     if difference is not None:
         raise CompatibilityError(
             f"draft.model: {draft.model!r} and model.name {settings.model.name!r} do not share a vocabulary "
-            f"(here: the target, there: the draft): {difference}"
+            f"(here: the target, there: the draft): {difference}; {what_fits(settings.model.name)}"
         )

@@ -7,6 +7,7 @@ because picking it loads torch.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The token strings in id order, to be compared with another model's."""
-        return self._vocabulary
+        """Tokens, special ones and merges, to be compared with another model's. Takes up to a second."""
+        return replace(self._vocabulary, special_ids=_special_ids(self._backend), merges=_merges(self._backend))
 
     def fingerprint(self) -> bytes:
         """Digest of the vocabulary: equal if and only if every id stands for the same token."""
@@ -96,6 +97,17 @@ class Tokenizer:
 def _tokens_by_id(backend: Any) -> tuple[str | None, ...]:
     by_id = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
     return tuple(by_id.get(token_id) for token_id in range(max(by_id) + 1))
+
+
+def _special_ids(backend: Any) -> frozenset[int]:
+    added = backend.get_added_tokens_decoder()
+    return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
+def _merges(backend: Any) -> tuple[str, ...]:
+    merges = json.loads(backend.to_str())["model"].get("merges") or ()
+    # Older files write a pair as one string.
+    return tuple(one if isinstance(one, str) else " ".join(one) for one in merges)
 
 
 def _eos_token_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from outrider.engine.models.prepare import Progress
 from outrider.engine.models.resolve import resolve
 from outrider.engine.scripted_text import ScriptedTokenizer
 from outrider.engine.tokenizer import Tokenizer
+from outrider.engine.vocabulary import what_fits
 
 __all__ = ["Codec", "check_vocabularies", "load_codec"]
 
@@ -25,7 +26,7 @@ def load_codec(config: EngineConfig, progress: Progress) -> Codec:
 def check_vocabularies(target: EngineConfig, draft: EngineConfig, progress: Progress) -> None:
     """Refuse a draft that numbers its tokens differently.
 
-    Raises `CompatibilityError` with the first differing token.
+    Raises `CompatibilityError` with the first differing token, and with what would fit.
     """
     if target.model in (draft.model, draft.head_of):
         return
@@ -33,5 +34,5 @@ def check_vocabularies(target: EngineConfig, draft: EngineConfig, progress: Prog
     if difference is not None:
         raise CompatibilityError(
             f"draft: {draft.model!r} and target {target.model!r} do not share a vocabulary "
-            f"(here: the target, there: the draft): {difference}"
+            f"(here: the target, there: the draft): {difference}; {what_fits(target.model)}"
         )

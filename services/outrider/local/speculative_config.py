@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.errors import ConfigError
+from outrider.engine.models.heads import is_head
 from outrider.local.config import DraftMethod
 
 __all__ = ["SpeculativeConfig", "parse_speculative_config"]
@@ -86,7 +87,7 @@ def parse_speculative_config(config: Mapping[str, Any]) -> SpeculativeConfig:
 def _method_of(model: object) -> str:
     if model in (None, "ngram", "[ngram]"):
         return "ngram"
-    return "eagle3" if isinstance(model, str) and "eagle3" in model.lower() else "draft_model"
+    return "eagle3" if isinstance(model, str) and ("eagle3" in model.lower() or is_head(model)) else "draft_model"
 
 
 def _draft(config: Mapping[str, Any], model: object, method: DraftMethod) -> SpeculativeConfig:

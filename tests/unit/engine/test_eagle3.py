@@ -24,7 +24,9 @@ from outrider.engine.eagle3.checkpoint import load_head, save_head
 from outrider.engine.eagle3.config import Eagle3Shape, default_feature_layers, load_head_config
 from outrider.engine.eagle3.engine import Eagle3Engine
 from outrider.engine.factory import build_engine
+from outrider.engine.models.heads import is_head
 from outrider.engine.torch_engine import TorchEngine
+from outrider.local.config import model_settings
 
 BLOCK = 4
 TABLE = [5, 2, 9, 0, 7, 3]
@@ -250,6 +252,19 @@ def test_a_head_for_another_target_is_refused(folders: tuple[Path, Path], tmp_pa
         load_head(tmp_path / "empty", Eagle3Shape.of_config(load_head_config(tmp_path / "empty")))
     with pytest.raises(CompatibilityError, match="draft_vocab_size"):
         Eagle3Shape.of_config(load_head_config(folders[0]))
+
+
+def test_a_folder_says_whether_it_is_a_head(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    assert is_head(str(folders[1]))
+    assert is_head("smollm2-eagle3")
+    assert not is_head(str(folders[0]))
+    assert not is_head(str(tmp_path / "nothing"))
+    assert not is_head("owner/model")
+    settings = model_settings(
+        model=str(folders[0]), draft=str(folders[1]), dtype="float32", max_model_len=64, num_seqs=1
+    )
+    assert settings.draft is not None
+    assert (settings.draft.kind, settings.target.feature_head) == ("eagle3", str(folders[1]))
 
 
 def test_the_published_choice_of_layers() -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,20 @@ def test_padding_is_no_difference_but_more_tokens_are() -> None:
     assert plain.first_difference(padded) is None
     assert plain.fingerprint() != longer.fingerprint()
     assert plain.first_difference(longer) == "token id 2 is not assigned here and 'c' there"
+
+
+def test_special_tokens_and_merges_are_compared(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    words = tokenizer.vocabulary
+    assert words.special_ids == {262, 263}
+    assert words.merges[:2] == ("h e", "l l")
+    assert words.first_difference(words) is None
+    ordinary = replace(words, special_ids=frozenset({263}))
+    assert words.first_difference(ordinary) == "token id 262, '<|start|>', is special here and ordinary there"
+    assert ordinary.first_difference(words) == "token id 262, '<|start|>', is ordinary here and special there"
+    swapped = replace(words, merges=(words.merges[1], words.merges[0], *words.merges[2:]))
+    assert words.first_difference(swapped) == "merge 0 is 'h e' here and 'l l' there"
+    shorter = replace(words, merges=words.merges[:-1])
+    assert words.first_difference(shorter) == "merge 5 is 'Ð °' here and not assigned there"
 
 
 def test_tokens_do_not_run_together_in_the_fingerprint() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from outrider.core.errors import ConfigError
 from outrider.engine.models.catalogue import is_packaged, packaged_names
+from outrider.engine.models.heads import shipped_head
 from outrider.engine.models.prepare import Progress, prepare
 
 __all__ = ["resolve", "resolve_head"]
@@ -14,8 +15,8 @@ _HEAD_PATTERNS = ("*.json", "*.safetensors", "*.bin")
 
 
 def resolve_head(name_or_path: str, cache_dir: Path, progress: Progress) -> Path:
-    """Return the folder of a draft head, which has no tokenizer of its own: as `resolve`."""
-    return resolve(name_or_path, cache_dir, progress, patterns=_HEAD_PATTERNS)
+    """Return the folder of a draft head, which has no tokenizer of its own: a shipped one, or as `resolve`."""
+    return shipped_head(name_or_path) or resolve(name_or_path, cache_dir, progress, patterns=_HEAD_PATTERNS)
 
 
 def resolve(
