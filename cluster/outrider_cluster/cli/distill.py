@@ -37,6 +37,9 @@ PromptFile = Annotated[
     typer.Option(help="A .jsonl file of prompts or a JSON file in ShareGPT's format; without: made up by the target."),
 ]
 HeldOut = Annotated[str, typer.Option(help="Prompt sets that acceptance is measured on, comma-separated; or none.")]
+HiddenSize = Annotated[
+    int | None, typer.Option(help="Channels of the draft model; fewer than the target's means layers from scratch.")
+]
 DType = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of sampling and evaluation.")]
 
 
@@ -47,6 +50,7 @@ def distill(
     minutes: Annotated[float, typer.Option(help="For everything, about.")] = 60.0,
     method: Method = "draft_model",
     layers: Annotated[int, typer.Option(help="Of the draft model; they start from the target's.")] = 4,
+    hidden_size: HiddenSize = None,
     vocabulary: Annotated[int, typer.Option(help="Ids that the draft can propose.")] = 6144,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of a sampled answer.")] = 112,
     slots: Annotated[int, typer.Option(help="Texts sampled at once.")] = 64,
@@ -79,6 +83,7 @@ def distill(
             dtype=dtype,
             threads=threads,
             num_layers=layers,
+            hidden_size=hidden_size,
             vocabulary_size=vocabulary,
             max_new_tokens=max_tokens,
             num_slots=slots,

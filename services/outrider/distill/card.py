@@ -89,6 +89,11 @@ def _origin(settings: DistillSettings) -> str:
             f"- it proposes {settings.vocabulary_size} of the target's ids (`d2t`), by rows of the target's own output "
             "head; the rest starts at random and is trained over its own outputs as well (training-time test)"
         )
+    if settings.hidden_size is not None:
+        return (
+            f"- {settings.hidden_size} channels; embeddings and output head are the target's, projected to their "
+            f"principal components; layers from scratch; it proposes {settings.vocabulary_size} of the target's ids"
+        )
     return (
         "- its first layers, embeddings and output head come from the target (the last two unchanged); it proposes "
         f"{settings.vocabulary_size} of the target's ids (`draft_vocabulary.json`); other software reads the folder as "

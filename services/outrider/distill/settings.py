@@ -46,6 +46,8 @@ class DistillSettings:
     """Of sampling and evaluation; training keeps float32 weights and computes in bfloat16."""
     threads: int = 1
     num_layers: int = 4
+    hidden_size: int | None = None
+    """Channels of the draft model; None: the target's, whose first layers it then starts from."""
     vocabulary_size: int = 6144
     """Ids that the draft can propose."""
     max_new_tokens: int = 112

@@ -11,6 +11,7 @@ import torch
 from outrider.core.errors import ConfigError
 from outrider.distill.batches import TextBatches, is_held_out
 from outrider.distill.export import save_draft
+from outrider.distill.narrow import make_narrow_student
 from outrider.distill.records import LabelledText, RecordStore
 from outrider.distill.settings import DistillSettings
 from outrider.distill.student import kept_layers, make_student
@@ -44,12 +45,19 @@ def train_draft(
         raise ConfigError(f"{settings.work}: {len(texts)} sampled texts are too few to train on")
     torch.manual_seed(settings.seed)
     vocabulary = chosen_vocabulary(settings, tokenizer, target, texts)
-    student = make_student(target, kept_layers(target.config.num_hidden_layers, settings.num_layers))
     device = torch.device(settings.device)
+    projection = None
+    if settings.hidden_size is None or settings.hidden_size == target.config.hidden_size:
+        student = make_student(target, kept_layers(target.config.num_hidden_layers, settings.num_layers))
+    else:
+        student, projection = make_narrow_student(
+            target, num_layers=settings.num_layers, hidden_size=settings.hidden_size
+        )
+        projection = projection.to(device)
     student.to(device=device)  # type: ignore[call-arg]
     head = student.get_output_embeddings().weight.detach()[vocabulary.token_ids.to(device)].clone()
     training = TrainingSettings(minutes=settings.minutes.train, seed=settings.seed)
-    trainer = Trainer(student, head, training, settings.work / _CHECKPOINT, time.monotonic)
+    trainer = Trainer(student, head, training, settings.work / _CHECKPOINT, time.monotonic, projection)
 
     def batches(of: list[LabelledText]) -> TextBatches:
         return TextBatches(of, store.prefix(), vocabulary, batch_tokens=training.batch_tokens, seed=training.seed)

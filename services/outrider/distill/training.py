@@ -76,13 +76,23 @@ class Trainer:
     """Trains a student in place. The rows `head` [v, hidden_size] of its vocabulary are constant."""
 
     def __init__(
-        self, student: Any, head: Tensor, settings: TrainingSettings, checkpoint: Path, clock: Callable[[], float]
+        self,
+        student: Any,
+        head: Tensor,
+        settings: TrainingSettings,
+        checkpoint: Path,
+        clock: Callable[[], float],
+        projection: Tensor | None = None,
     ) -> None:
-        """`student` is a transformers model; `clock` gives seconds. Resumes when `checkpoint` exists."""
+        """`student` is a transformers model; `clock` gives seconds. Resumes when `checkpoint` exists.
+
+        `projection` [target's width, student's width]: of the hidden states to learn, for a narrow student.
+        """
         self._student = student
         self._decoder: nn.Module = student.get_decoder()
         self._device = head.device
         self._head = head
+        self._projection = projection
         self._settings = settings
         self._checkpoint = checkpoint
         self._clock = clock
@@ -174,10 +184,13 @@ class Trainer:
         moved = Labels(
             columns=labels.columns.to(self._device),
             logp=labels.logp.to(self._device),
-            hidden=labels.hidden.to(self._device),
+            hidden=self._projected(labels.hidden.to(self._device)),
             weight=labels.weight.to(self._device),
         )
         return blended_loss(hidden, self._head, moved, self._settings.weights)
+
+    def _projected(self, hidden: Tensor) -> Tensor:
+        return hidden if self._projection is None else hidden.float() @ self._projection
 
     def _learning_rate(self, fraction: float) -> float:
         low = self._settings.final_share

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.core.errors import ConfigError
 from outrider.distill.batches import TextBatches
+from outrider.distill.narrow import make_narrow_student
 from outrider.distill.pipeline import DistillReport, distill
 from outrider.distill.records import RecordStore, TokenKind
 from outrider.distill.settings import DistillSettings, StageMinutes
@@ -161,6 +162,23 @@ def test_training_raises_agreement_and_resumes_where_it_was(tmp_path: Path) -> N
     resumed, last = train(50, tmp_path / "forty.pt")
     assert last.steps == 50
     assert resumed.report(batches).tokens > after.report(batches).tokens
+
+
+def test_a_narrow_draft_starts_from_principal_components(tmp_path: Path) -> None:
+    target = save_tiny_target(tmp_path / "target")
+    student, projection = make_narrow_student(target, num_layers=2, hidden_size=32)
+    hidden = torch.randn(5, 64)
+    table = target.get_output_embeddings().weight.detach()
+    # The best approximation of that rank, by the theorem of Eckart and Young.
+    left, values, right = torch.linalg.svd(table, full_matrices=False)
+    best = hidden @ (left[:, :32] * values[:32] @ right[:32]).T
+    torch.testing.assert_close(hidden @ projection @ student.get_output_embeddings().weight.T, best, rtol=0, atol=1e-3)
+
+    report, _ = run(settings(tmp_path, hidden_size=32, held_out={}))
+    loaded = AutoModelForCausalLM.from_pretrained(str(report.folder))
+    assert (loaded.config.hidden_size, loaded.config.num_attention_heads) == (32, 2)
+    with pytest.raises(ConfigError, match="hidden_size: 64 is outside"):
+        make_narrow_student(target, num_layers=2, hidden_size=64)
 
 
 @pytest.mark.parametrize(
