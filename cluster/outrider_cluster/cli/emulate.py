@@ -30,7 +30,7 @@ def emulate(
         Literal["virtual", "wall"],
         typer.Option(help="virtual: software is free and noise absent; wall: real time, real gRPC, real waits."),
     ] = "virtual",
-    k: Annotated[int, typer.Option("--k", help="Draft tokens a round; the most of them for auto.")] = 7,
+    k: Annotated[int, typer.Option("--k", help="Draft tokens a round; auto chooses its own.")] = 7,
     steps: Annotated[int | None, typer.Option(help="Measured engine steps of each run.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes of a virtual sweep.")] = _JOBS,
 ) -> None:

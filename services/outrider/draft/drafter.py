@@ -63,13 +63,18 @@ class _Drafting:
         return held and self.sequence.version == self._version
 
     def block(self, block_id: int) -> Proposal:
-        """What was drafted, as a proposal."""
+        """What was drafted, as a proposal.
+
+        A target in cached mode asks for few tokens when it has to wait for them. What its table held and
+        came too late with costs no more waiting, so all of that goes along.
+        """
+        length = max(self.branch.num_draft_tokens, self.sequence.ahead_len)
         return Proposal(
             base_len=len(self.sequence.text),
             block_id=block_id,
-            token_ids=tuple(self.branch.token_ids[: self.branch.num_draft_tokens]),
+            token_ids=tuple(self.branch.token_ids[:length]),
             source=ProposalSource.DRAFT,
-            laws=tuple(self.branch.laws[: self.branch.num_draft_tokens]),
+            laws=tuple(self.branch.laws[:length]),
         )
 
 
@@ -308,9 +313,9 @@ class Drafter:
             self.counters.blocks += 1
             self.counters.drafted_tokens += len(block)
             self._residents.spans.drafted(one.sequence.kv_key, what="block", size=len(block))
-        if any(one.sequence.drafts_ahead for one in drafting):
+        if any(one.sequence.ahead_len for one in drafting):
             poll()  # takes the blocks along
-            self._look_beyond([one for one in drafting if one.current and one.sequence.drafts_ahead])
+            self._look_beyond([one for one in drafting if one.current and one.sequence.ahead_len])
         self._branches.settle()
 
     def _look_beyond(self, drafted: Sequence[_Drafting]) -> None:

@@ -70,8 +70,8 @@ class DraftSequence:
         """Draft tokens that the target waits for; 0 when no round is owed."""
         self.in_flight: InFlight | None = None
         """The verify step that runs now, as far as the target has told."""
-        self.drafts_ahead = False
-        """True while the target wants tables for its steps."""
+        self.ahead_len = 0
+        """Length of the blocks that the target last wanted a table of; 0 while it wants none."""
         self.chain: Branch | None = None
         """The block drafted behind the text, or as much of it as there is."""
         self.version = 0
@@ -155,7 +155,7 @@ class DraftSequence:
 
     def launch(self, row: LaunchRow, *, budget_s: float, now: float) -> InFlight | None:
         """What a verify step that has just started has in flight; None when it cannot be followed."""
-        self.drafts_ahead = row.ahead.branch_budget > 0
+        self.ahead_len = row.ahead.num_draft_tokens if row.ahead.branch_budget > 0 else 0
         if self.stage is not Stage.READY or row.base_len != len(self.text):
             return None
         token_ids: tuple[int, ...] | None = row.token_ids

@@ -6,8 +6,9 @@ For n sequences, acceptance a at every position, hop h, T(rows) a verify step an
 - plain: 1 / T(n).
 - sequential: E(k) / (T(n (1 + k)) + 2h + k s(n)).
 - cached: a round with a block yields E(k), one without yields 1, and each takes
-  max(T(rows), 2h + (1 + k) s(n branches)). With H the hit rate behind a round with a block and H0 behind
-  one without, the share of rounds with a block is H0 / (1 - H + H0). One sequence alone may wait for a
+  max(T(rows), 2h + k s(n branches), h + (1 + k) s(n branches)): a table is under way for two hops and k
+  steps, and what follows its blocks is drafted while it travels. With H the hit rate behind a round with
+  a block and H0 behind one without, the share of rounds with a block is H0 / (1 - H + H0). One sequence alone may wait for a
   block of k' tokens after a miss instead: then E(k) / (step + (1 - H) (2h + k' s(1))), where a round
   after a miss yields E(k').
 - H: the sum of the largest P_j r_i over accepted lengths j and ranks i, one for each branch.
@@ -69,7 +70,8 @@ class BoundModel:
         branches = branches or max(1, min(_MAX_BRANCHES, _MAX_DRAFT_ROWS // batch))
         hits = outcome_hit_rate(self.acceptance, k, branches, self.rank_shares)
         tokens = expected_tokens(self.acceptance, k)
-        drafting_s = 2 * self.hop_s + (1 + k) * self._draft_s(batch, branches)
+        draft_s = self._draft_s(batch, branches)
+        drafting_s = max(2 * self.hop_s + k * draft_s, self.hop_s + (1 + k) * draft_s)
         first_hits = outcome_hit_rate(self.acceptance, 0, branches, self.rank_shares)
         share = first_hits / (1 - hits + first_hits)
         step_s = max(self._verify_s(batch, batch * (1 + share * k)), drafting_s)

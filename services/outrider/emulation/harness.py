@@ -8,7 +8,7 @@ from typing import Literal
 from outrider.core.policy import GateSettings
 from outrider.core.speculation import SpeculationMode, SpeculationPreference
 from outrider.emulation.bound import BoundModel
-from outrider.emulation.pair import Load, PairProfile, PairSettings
+from outrider.emulation.pair import MAX_K, Load, PairProfile, PairSettings
 from outrider.emulation.sample import Sample
 from outrider.emulation.virtual_run import run_virtual
 from outrider.emulation.wall_run import run_wall
@@ -37,7 +37,7 @@ class EmulationRun:
     batch: int = 1
     acceptance: float = 0.85
     k: int = 7
-    """Draft tokens a round; for `auto` the most that the gate may choose."""
+    """Draft tokens a round; `auto` chooses its own, whatever this says."""
     steps: int = 256
     """Engine steps that are measured."""
     warmup_steps: int = 32
@@ -92,7 +92,7 @@ def gate_for(mode: EmulationMode, k: int) -> GateSettings:
         case EmulationMode.CACHED:
             return replace(settings, mode=SpeculationMode.CACHED)
         case EmulationMode.AUTO:
-            return replace(settings, preference=SpeculationPreference.AUTO, mode=None)
+            return replace(settings, preference=SpeculationPreference.AUTO, mode=None, max_num_draft_tokens=MAX_K)
 
 
 def run_emulation(run: EmulationRun, *, clock: EmulationClock = "virtual") -> Row:
@@ -118,8 +118,13 @@ def _pair(run: EmulationRun) -> PairSettings:
         text=replace(run.text, acceptance=run.acceptance),
         batch=run.batch,
         prompt_len=run.prompt_len,
-        max_tokens=(run.warmup_steps + run.steps + 1) * (run.k + 1),
+        max_tokens=(run.warmup_steps + run.steps + 1) * (_longest(run) + 1),
     )
+
+
+def _longest(run: EmulationRun) -> int:
+    """Most draft tokens of a round."""
+    return MAX_K if run.mode is EmulationMode.AUTO else run.k
 
 
 def _row(run: EmulationRun, settings: PairSettings, span: Sample) -> Row:
@@ -160,4 +165,4 @@ def _bound(run: EmulationRun, settings: PairSettings, span: Sample) -> float:
         case EmulationMode.CACHED:
             return model.cached(run.batch, run.k)
         case EmulationMode.AUTO:
-            return model.best(run.batch, run.k)
+            return model.best(run.batch, MAX_K)

@@ -25,7 +25,7 @@ class Sweep:
     acceptances: tuple[float, ...] = (0.4, 0.65, 0.78, 0.85)
     modes: tuple[EmulationMode, ...] = tuple(EmulationMode)
     k: int = 7
-    """Draft tokens a round; for `auto` the most that the gate may choose."""
+    """Draft tokens a round; `auto` chooses its own, whatever this says."""
     steps: int | None = None
     """Measured engine steps of each run; None: as many as give several hundred rounds."""
     profile: PairProfile = field(default_factory=PairProfile)

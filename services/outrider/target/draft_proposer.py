@@ -42,6 +42,7 @@ from outrider.target.scheduler import StepBatch
 __all__ = ["DraftProposer"]
 
 _SMOOTHING = 0.1
+_FORGETTING = 0.95
 
 
 class DraftProposer:
@@ -342,6 +343,9 @@ class DraftProposer:
         stats = running.sequence.stats
         stats.cached_lookups += 1
         stats.cached_hits += hit
+        if not hit and held.awaited_len is None:
+            # Waiting seems too dear. One slow answer must not make it so for ever.
+            self._hop_s *= _FORGETTING
         self._counters.lookups += 1
         self._counters.hits += hit
 
@@ -378,7 +382,9 @@ class DraftProposer:
                 running.sequence.stats.stale += 1
                 held.block = None
             return None
-        return tail.trimmed(running.plan.num_draft_tokens)
+        # A block that was waited for may bring more than it was worth waiting for.
+        longest = running.ahead.num_draft_tokens if running.ahead is not None else 0
+        return tail.trimmed(max(running.plan.num_draft_tokens, longest))
 
     def _count_late(self, owed: Sequence[RunningSequence]) -> None:
         self._counters.late += len(owed)

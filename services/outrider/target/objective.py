@@ -2,11 +2,12 @@
 
 For a batch with chance pi of having a block at hand, K_i draft tokens for row i of acceptance a_i:
 
-    cached      G = sum(pi * E_i + 1 - pi) / max(T_v(n), 2h + (1 + max K) * s),  n = sum(1 + pi * K_i)
-    sequential  G = sum(E_i)               / (T_v(n) + 2h + max K * s),          n = sum(1 + K_i)
+    cached      G = sum(pi * E_i + 1 - pi) / max(T_v(n), 2h + K * s, h + (1 + K) * s),  n = sum(1 + pi * K_i)
+    sequential  G = sum(E_i)               / (T_v(n) + 2h + K * s),                     n = sum(1 + K_i)
     plain       G = rows / T_v(rows)
 
-with E_i = 1 + sum over m <= K_i of a_i^m, verify time T_v, hop h, draft step s. The best K_i follow
+with E_i = 1 + sum over m <= K_i of a_i^m, K the largest K_i, verify time T_v, hop h, draft step s. A table is
+under way for two hops and K steps; one step more follows it while the target finishes. The best K_i follow
 from adding draft tokens in the order of their chance to be accepted, as long as G grows.
 (Leviathan et al. 2023, section 3; extended to batches and cached outcomes.)
 """
@@ -120,7 +121,8 @@ def _sweep(groups: Mapping[Group, int], rows: int, estimates: Estimates, mode: S
             chosen[group] = m
             verify_s = estimates.verify_s(verified)
             if cached:
-                seconds = max(verify_s, 2 * estimates.hop_s + (1 + longest) * estimates.draft_step_s)
+                hop_s, step_s = estimates.hop_s, estimates.draft_step_s
+                seconds = max(verify_s, 2 * hop_s + longest * step_s, hop_s + (1 + longest) * step_s)
             else:
                 seconds = verify_s + 2 * estimates.hop_s + longest * estimates.draft_step_s
             yield Choice(mode=mode, num_draft_tokens=dict(chosen), tokens_per_s=tokens / max(seconds, 1e-9))
