@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 
@@ -59,3 +60,21 @@ def test_one_screen(scripted_cluster: Served) -> None:
     assert len(lines) <= 25
     for word in ("nodes: ", "Router: 1 running, healthy", "speculation", "→ draft "):
         assert any(word in line for line in lines), done.stdout
+
+
+NAMES = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, namespace="serve")
+print("\\n".join(one["name"] for one in ray.util.list_named_actors(all_namespaces=True)))
+"""
+
+
+def test_actors_carry_engine_and_rank_in_their_names(scripted_cluster: Served) -> None:
+    arguments = [word for child in scripted_cluster.process.children(recursive=True) for word in child.cmdline()]
+    address = next(found[1] for word in arguments if (found := re.search(r"--gcs-address=(\S+)", word)))
+    done = subprocess.run(
+        [sys.executable, "-c", NAMES, address], capture_output=True, text=True, timeout=60, check=True
+    )
+    ranks = re.findall(r"^engine (\S+) epoch (\d+) rank (\d)$", done.stdout, re.MULTILINE)
+    assert [rank for *_, rank in sorted(ranks)] == ["0", "1"], done.stdout
+    assert len({(engine, epoch) for engine, epoch, _ in ranks}) == 1
