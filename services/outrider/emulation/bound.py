@@ -8,9 +8,9 @@ For n sequences, acceptance a at every position, hop h, T(rows) a verify step an
 - cached: a round with a block yields E(k), one without yields 1, and each takes
   max(T(rows), 2h + k s(n branches), h + (1 + k) s(n branches)): a table is under way for two hops and k
   steps, and what follows its blocks is drafted while it travels. With H the hit rate behind a round with
-  a block and H0 behind one without, the share of rounds with a block is H0 / (1 - H + H0). One sequence alone may wait for a
-  block of k' tokens after a miss instead: then E(k) / (step + (1 - H) (2h + k' s(1))), where a round
-  after a miss yields E(k').
+  a block and H0 behind one without, the share of rounds with a block is H0 / (1 - H + H0). One sequence
+  alone may wait for a block of k' tokens after a miss instead: then E(k) / (step + (1 - H) (2h + k' s(1))),
+  where a round after a miss yields E(k').
 - H: the sum of the largest P_j r_i over accepted lengths j and ranks i, one for each branch.
 
 Each bound is the mean of a schedule with one K. A run may lie a little above it: by chance, since a
