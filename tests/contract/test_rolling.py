@@ -30,7 +30,11 @@ def scripted(**sections: dict[str, object]) -> Settings:
 def request(number: int) -> GenerationRequest:
     """Greedy and sampled requests by turns, of a few dozen tokens."""
     return GenerationRequest(
-        text=f"TEXT {number}", max_tokens=20 + number % 40, seed=number, temperature=0.9 * (number % 2)
+        text=f"TEXT {number}",
+        max_tokens=20 + number % 40,
+        seed=number,
+        temperature=0.9 * (number % 2),
+        traffic_class="batch" if number % 3 else "",
     )
 
 
@@ -148,7 +152,7 @@ async def test_policies_change_live_under_load() -> None:
         {"preference": "on", "max_num_draft_tokens": 1},
         {"batch_size_threshold": 0, "preference": "auto"},
         {"mode": "cached", "max_num_draft_tokens": 7},
-        {"mode": "auto"},
+        {"mode": "auto", "classes": {"batch": {"preference": "off"}}},
         {"max_num_draft_tokens": 0},
         {},
     ]

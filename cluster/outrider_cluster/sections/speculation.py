@@ -1,15 +1,20 @@
 """The section `speculation`: the gate's policy, all of it live."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from outrider.core.policy import GateSettings
+from outrider.core.policy import ClassPolicy, GateSettings
 from outrider.core.speculation import SpeculationMode, SpeculationPreference
 from outrider_cluster.sections.base import Section
 
-__all__ = ["NgramSettings", "SpeculationSettings"]
+__all__ = ["ClassSettings", "NgramSettings", "SpeculationSettings"]
+
+
+def _in_words(value: object) -> object:
+    # In YAML 1.1 the bare words on and off are booleans.
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 class NgramSettings(Section):
@@ -30,10 +35,22 @@ class NgramSettings(Section):
         return self
 
 
+Preference = Annotated[Literal["auto", "off", "on"], BeforeValidator(_in_words)]
+
+
+class ClassSettings(Section):
+    """What is different for the requests of one `traffic_class`."""
+
+    preference: Preference | None = None
+    """In place of everyone's."""
+    max_num_draft_tokens: int | None = Field(default=None, ge=0, le=64)
+    """Most draft tokens per round, where that is less than everyone's."""
+
+
 class SpeculationSettings(Section):
     """Policy of the gate. Everything here changes live, within one engine step."""
 
-    preference: Literal["auto", "off", "on"] = "auto"
+    preference: Preference = "auto"
     """off: never; on: whenever possible, past the policy below; auto: by the policy."""
     mode: Literal["auto", "sequential", "cached"] = "sequential"
     """How blocks are obtained. sequential: drafted on request, while the target waits; cached: drafted
@@ -51,16 +68,12 @@ class SpeculationSettings(Section):
     max_temperature: NonNegativeFloat | None = None
     """Off for requests above this temperature; null: no limit."""
     probe_interval_rounds: PositiveInt = 32
+    classes: dict[Annotated[str, Field(min_length=1, max_length=64)], ClassSettings] = Field(default_factory=dict)
+    """By the `traffic_class` that requests name: what is different for them."""
     max_draft_wait_ms: PositiveFloat = 50.0
     """Longest planned wait for a block that was asked for. The wait follows the measured round trip;
     when it is over, the row goes on without a block."""
     ngram: NgramSettings = NgramSettings()
-
-    @field_validator("preference", mode="before")
-    @classmethod
-    def _words(cls, value: object) -> object:
-        # In YAML 1.1 the bare words on and off are booleans.
-        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     def gate(self) -> GateSettings:
         """The settings as the gate reads them."""
@@ -74,4 +87,12 @@ class SpeculationSettings(Section):
             min_acceptance_rate=self.min_acceptance_rate,
             max_temperature=self.max_temperature,
             probe_interval_rounds=self.probe_interval_rounds,
+            classes=tuple(
+                ClassPolicy(
+                    traffic_class=name,
+                    preference=None if one.preference is None else SpeculationPreference(one.preference),
+                    max_num_draft_tokens=one.max_num_draft_tokens,
+                )
+                for name, one in sorted(self.classes.items())
+            ),
         )

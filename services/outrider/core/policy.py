@@ -5,7 +5,24 @@ from dataclasses import dataclass
 from outrider.core.errors import ConfigError
 from outrider.core.speculation import SpeculationMode, SpeculationPreference, SpeculationReason
 
-__all__ = ["GateSettings", "RoundPlan"]
+__all__ = ["ClassPolicy", "GateSettings", "RoundPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassPolicy:
+    """What the gate does differently for the requests of one traffic class."""
+
+    traffic_class: str
+    preference: SpeculationPreference | None = None
+    """In place of everyone's; None: as for everyone."""
+    max_num_draft_tokens: int | None = None
+    """Most draft tokens per round; None: as for everyone. Never more than that."""
+
+    def __post_init__(self) -> None:
+        if not self.traffic_class:
+            raise ConfigError("classes: requests without a class follow the settings for everyone")
+        if self.max_num_draft_tokens is not None and self.max_num_draft_tokens < 0:
+            raise ConfigError(f"classes: max_num_draft_tokens {self.max_num_draft_tokens} is below 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +48,8 @@ class GateSettings:
     """Off for requests above this temperature; None: no limit."""
     probe_interval_rounds: int = 32
     """While low acceptance keeps a sequence off, every so many rounds one round speculates."""
+    classes: tuple[ClassPolicy, ...] = ()
+    """For requests of some traffic classes; each class at most once."""
 
     def __post_init__(self) -> None:
         if self.mode is SpeculationMode.OFF:
@@ -49,6 +68,9 @@ class GateSettings:
             raise ConfigError(f"max_temperature: {self.max_temperature} is below 0")
         if self.probe_interval_rounds < 1:
             raise ConfigError(f"probe_interval_rounds: {self.probe_interval_rounds} is below 1")
+        names = [one.traffic_class for one in self.classes]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"classes: {sorted(names)} name one twice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from outrider.core.dispatch import (
     UpdateGate,
 )
 from outrider.core.errors import ConfigError, InvalidRequest
-from outrider.core.policy import GateSettings
+from outrider.core.policy import ClassPolicy, GateSettings
 from outrider.core.request import SequenceRequest, StopConditions
 from outrider.core.sequence import Finish
 from outrider.rpc.enums import FINISH_REASONS, MODES, PREFERENCES, SEQUENCE_ERROR_CODES, protocol_error
@@ -202,6 +202,14 @@ def _gate_to_proto(settings: GateSettings) -> pb.GateSettings:
         probe_interval_rounds=settings.probe_interval_rounds,
         mode=SPECULATION_MODE_UNSPECIFIED if settings.mode is None else MODES.to_proto(settings.mode),
         max_branches=settings.max_branches,
+        classes=[
+            pb.ClassPolicy(
+                traffic_class=one.traffic_class,
+                preference=None if one.preference is None else PREFERENCES.to_proto(one.preference),
+                max_num_draft_tokens=one.max_num_draft_tokens,
+            )
+            for one in settings.classes
+        ],
     )
 
 
@@ -217,9 +225,19 @@ def _gate_from_proto(message: pb.GateSettings) -> GateSettings:
             probe_interval_rounds=message.probe_interval_rounds,
             mode=MODES.from_proto(message.mode, "gate_settings.mode") if message.mode else None,
             max_branches=message.max_branches,
+            classes=tuple(_class_from_proto(one) for one in message.classes),
         )
     except ConfigError as error:
         raise protocol_error("gate_settings", str(error)) from error
+
+
+def _class_from_proto(message: pb.ClassPolicy) -> ClassPolicy:
+    field = "gate_settings.classes.preference"
+    return ClassPolicy(
+        traffic_class=message.traffic_class,
+        preference=PREFERENCES.from_proto(message.preference, field) if message.HasField("preference") else None,
+        max_num_draft_tokens=message.max_num_draft_tokens if message.HasField("max_num_draft_tokens") else None,
+    )
 
 
 def _hello_from_proto(message: pb.EngineHello) -> EngineHello:

@@ -49,6 +49,7 @@ class SpeculationGate:
 
     def __init__(self, settings: GateSettings, *, max_draft_tokens_limit: int, tuner: SpeculationTuner) -> None:
         self._settings = settings
+        self._classes = {one.traffic_class: one for one in settings.classes}
         self._limit = max_draft_tokens_limit
         self._tuner = tuner
         self._closed_by_load = False
@@ -61,6 +62,7 @@ class SpeculationGate:
     def update(self, settings: GateSettings) -> None:
         """Replace the settings; the next plan follows them."""
         self._settings = settings
+        self._classes = {one.traffic_class: one for one in settings.classes}
 
     def observe_load(self, num_running: int) -> None:
         """Move the batch-size latch: closes above the threshold, opens at threshold - hysteresis."""
@@ -90,11 +92,12 @@ class SpeculationGate:
         """Why the policy keeps speculation off for a sequence; None when it allows it."""
         settings, request = self._settings, running.sequence.request
         wish = request.speculation.preference
-        if settings.preference is SpeculationPreference.OFF or settings.max_num_draft_tokens == 0:
+        operator, most = self._for_class(request.traffic_class)
+        if operator is SpeculationPreference.OFF or most == 0:
             return SpeculationReason.OPERATOR_OFF
         if wish is SpeculationPreference.OFF or request.speculation.max_tokens == 0:
             return SpeculationReason.CLIENT_OFF
-        if SpeculationPreference.ON in (wish, settings.preference):
+        if SpeculationPreference.ON in (wish, operator):
             return None
         if self._closed_by_load:
             return SpeculationReason.BATCH_TOO_LARGE
@@ -172,6 +175,16 @@ class SpeculationGate:
             return SpeculationMode.SEQUENTIAL
         return mode
 
+    def _for_class(self, traffic_class: str) -> tuple[SpeculationPreference, int]:
+        """The operator's preference and most draft tokens for requests of this class."""
+        settings, own = self._settings, self._classes.get(traffic_class)
+        if own is None:
+            return settings.preference, settings.max_num_draft_tokens
+        most = settings.max_num_draft_tokens
+        if own.max_num_draft_tokens is not None:
+            most = min(most, own.max_num_draft_tokens)
+        return settings.preference if own.preference is None else own.preference, most
+
     def _leave_out(self, running: RunningSequence) -> None:
         """The estimates say that this sequence is faster without."""
         running.plan, running.ahead = self.off(SpeculationReason.DOES_NOT_PAY), None
@@ -189,7 +202,8 @@ class SpeculationGate:
         k = self._settings.max_num_draft_tokens
         if self._settings.mode is None:
             k = self._tuner.num_draft_tokens(running, self._settings)
-        k = min(k, self._limit, running.sequence.remaining_tokens - 1)
+        _, most = self._for_class(running.sequence.request.traffic_class)
+        k = min(k, most, self._limit, running.sequence.remaining_tokens - 1)
         return k if wanted is None else min(k, wanted)
 
     def _acceptance_too_low(self, running: RunningSequence) -> bool:

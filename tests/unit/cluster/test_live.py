@@ -19,6 +19,7 @@ OTHER: dict[str, Any] = {
     "min_acceptance_rate": 0.9,
     "max_temperature": 0.5,
     "probe_interval_rounds": 9,
+    "classes": {"batch": {"preference": "off"}},
     "max_running_requests": 17,
     "max_running_requests_per_key": 3,
     "max_running_tokens": 999,

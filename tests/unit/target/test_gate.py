@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 from tests.support.local_engine import LocalEngine, request
 
-from outrider.core.policy import GateSettings
+from outrider.core.errors import ConfigError
+from outrider.core.policy import ClassPolicy, GateSettings
 from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import SpeculationChoice, SpeculationPreference, SpeculationReason
 from outrider.engine.scripted import ScriptedConfig
 from outrider.target.config import TargetConfig
 
+AUTO, ON, OFF = SpeculationPreference.AUTO, SpeculationPreference.ON, SpeculationPreference.OFF
 TARGET = ScriptedConfig(vocab_size=32, slope=0.7, num_blocks=1024, max_model_len=2048)
 DRAFT = replace(TARGET, agreement=0.9)
 BAD_DRAFT = replace(TARGET, agreement=0.0, slope=5.0)
@@ -147,3 +149,48 @@ def test_nothing_is_drafted_that_could_not_be_committed() -> None:
         stats = result.end.speculation.stats
         assert stats.cut == 0
         assert stats.committed == stats.rounds + stats.accepted == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("everyone", "own", "speculates", "reason"),
+    [
+        ({}, ClassPolicy(traffic_class="batch"), True, SpeculationReason.ON),
+        ({}, ClassPolicy(traffic_class="batch", preference=OFF), False, SpeculationReason.OPERATOR_OFF),
+        ({}, ClassPolicy(traffic_class="batch", max_num_draft_tokens=0), False, SpeculationReason.OPERATOR_OFF),
+        ({}, ClassPolicy(traffic_class="other", preference=OFF), True, SpeculationReason.ON),
+        ({"preference": OFF}, ClassPolicy(traffic_class="batch", preference=AUTO), True, SpeculationReason.ON),
+        ({"batch_size_threshold": 0}, ClassPolicy(traffic_class="batch", preference=ON), True, SpeculationReason.ON),
+    ],
+)
+def test_a_traffic_class_has_a_policy_of_its_own(
+    everyone: dict[str, object], own: ClassPolicy, speculates: bool, reason: SpeculationReason
+) -> None:
+    engine = make(GateSettings(classes=(own,), **everyone))  # type: ignore[arg-type]
+    key = engine.submit(replace(request(max_tokens=60), traffic_class="batch"))
+    while engine.loop.scheduler.has_work:
+        engine.step()
+    end = engine.results[key].end
+    assert end is not None
+    assert (end.speculation.stats.verified > 0, end.speculation.reason) == (speculates, reason)
+
+
+def test_a_class_takes_fewer_draft_tokens_within_one_step_of_the_change() -> None:
+    engine = make(GateSettings(max_num_draft_tokens=5, min_acceptance_rate=0.0))
+    engine.submit(replace(request(max_tokens=400), traffic_class="batch"))
+    engine.step(10)
+    assert len(engine.loop.counters.verified_per_position) == 5
+    policy = ClassPolicy(traffic_class="batch", max_num_draft_tokens=2)
+    engine.loop.gate.update(GateSettings(max_num_draft_tokens=5, min_acceptance_rate=0.0, classes=(policy,)))
+    engine.step(2)
+    longer = engine.loop.counters.verified_per_position[2:]
+    verified = engine.loop.counters.verified
+    engine.step(10)
+    assert engine.loop.counters.verified_per_position[2:] == longer
+    assert engine.loop.counters.verified > verified
+
+
+def test_a_class_without_a_name_or_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="classes"):
+        ClassPolicy(traffic_class="")
+    with pytest.raises(ConfigError, match="twice"):
+        GateSettings(classes=(ClassPolicy(traffic_class="a"), ClassPolicy(traffic_class="a")))
