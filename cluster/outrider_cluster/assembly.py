@@ -59,6 +59,10 @@ def target_engine_config(settings: Settings, environment: Environment) -> Engine
         max_model_len=settings.model.max_model_len,
         tensor_parallel_size=target.tensor_parallel_size,
         threads=target.threads_per_rank,
+        attention=target.cuda.attention,
+        cuda_graphs=target.cuda.graphs,
+        graph_batch_sizes=target.cuda.graph_batch_sizes,
+        graph_widths=target.cuda.graph_widths,
         peer_timeout_s=target.timeouts.collective_s,
     )
 
@@ -80,6 +84,10 @@ def draft_engine_config(settings: Settings, draft: DraftSettings, environment: E
         kv_bytes=_kv_bytes(draft.kv),
         max_model_len=draft.max_model_len or settings.model.max_model_len,
         threads=draft.threads,
+        attention=draft.cuda.attention,
+        cuda_graphs=draft.cuda.graphs,
+        graph_batch_sizes=draft.cuda.graph_batch_sizes,
+        graph_widths=draft.cuda.graph_widths,
     )
 
 

@@ -19,7 +19,7 @@ from outrider.telemetry.spans import DraftSpans
 from outrider.v1.speculation_pb2_grpc import add_SpeculationServiceServicer_to_server
 from outrider_cluster.assembly import draft_config, draft_engine_config, draft_model_name, tls_files
 from outrider_cluster.codec import draft_codec
-from outrider_cluster.memory import check_start, draft_plan
+from outrider_cluster.memory import sized_draft
 from outrider_cluster.sections import DraftSettings
 from outrider_cluster.settings import Environment, Settings
 
@@ -85,8 +85,9 @@ async def start_draft(
     share_interpreter()
     environment = Environment.read()
     codec = await asyncio.to_thread(draft_codec, settings, draft, environment, _log.info)
-    await asyncio.to_thread(check_start, draft_plan, settings, environment, _log.info)
-    engine = await asyncio.to_thread(build_engine, draft_engine_config(settings, draft, environment), _log.info)
+    engine_config = draft_engine_config(settings, draft, environment)
+    engine_config = await asyncio.to_thread(sized_draft, engine_config, settings, draft, environment, _log.info)
+    engine = await asyncio.to_thread(build_engine, engine_config, _log.info)
     config = draft_config(settings, draft)
     kv = KVCache(num_blocks=engine.limits.num_blocks, block_size=engine.limits.block_size)
     drafter = Drafter(

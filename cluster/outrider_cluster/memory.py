@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from outrider.core.errors import ConfigError
+from outrider.engine.config import EngineConfig
 from outrider.engine.device_memory import device_memory_bytes
 from outrider.engine.memory_plan import GIB, DraftLoad, MemoryPlan, MemorySettings, blocks_in, plan_memory
 from outrider.engine.model_sizes import ModelSizes
@@ -13,10 +14,14 @@ from outrider_cluster.assembly import draft_model_name
 from outrider_cluster.sections import DraftSettings, KvSettings
 from outrider_cluster.settings import Environment, Settings
 
-__all__ = ["DevicePlan", "check_start", "draft_plan", "plans_of", "target_plan"]
+__all__ = ["DevicePlan", "check_start", "draft_plan", "plans_of", "sized_draft", "sized_target", "target_plan"]
 
 _CPU_RUNTIME_BYTES = GIB // 2
 """Interpreter and libraries of one process; there is no CUDA context."""
+
+
+_CPU_KV_SHARE = 0.25
+"""Of the usable memory, for a pool whose size nobody gave: a system has other work than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +75,50 @@ def draft_plan(
     return _named("the draft's GPU", load.sizes, own)
 
 
-def check_start(make_plan: PlanMaker, settings: Settings, environment: Environment, log: Progress) -> None:
+def check_start(make_plan: PlanMaker, settings: Settings, environment: Environment, log: Progress) -> DevicePlan | None:
     """Plan the device that this process is about to fill, and log the plan as one line.
 
     Raises `ConfigError` with the number to change: better before the weights are read than after.
     """
     if not settings.engine.has_weights:
-        return  # nothing to ask a device about, which may not be there
+        return None  # nothing to ask a device about, which may not be there
     device: Literal["cuda", "cpu"] = "cuda" if settings.target.gpus_per_rank else "cpu"
     one = make_plan(settings, environment, device_memory_bytes(device), log)
     if one is not None:
         log(f"{one.device}: {one.plan.summary()}")
+    return one
+
+
+def sized_target(config: EngineConfig, settings: Settings, environment: Environment, log: Progress) -> EngineConfig:
+    """Rank 0's engine, with as many KV blocks as the plan has where the settings name no number.
+
+    Checks the start as `check_start`, and raises as it.
+    """
+    one = check_start(target_plan, settings, environment, log)
+    return (
+        config if one is None or not _unsized(settings.target.kv) else replace(config, num_blocks=one.plan.num_blocks)
+    )
+
+
+def sized_draft(
+    config: EngineConfig, settings: Settings, draft: DraftSettings, environment: Environment, log: Progress
+) -> EngineConfig:
+    """The same for a draft's engine. On a CPU, where it has no device of its own, it follows its target:
+    its pool holds as many positions. Checks the start of a GPU as `check_start`, and raises as it."""
+    own = check_start(draft_plan, settings, environment, log)
+    if not settings.engine.has_weights or not _unsized(draft.kv):
+        return config
+    if own is not None:
+        return replace(config, num_blocks=own.plan.num_blocks)
+    shared = target_plan(settings, environment, device_memory_bytes("cpu"), log)
+    if shared is None:
+        return config
+    positions = shared.plan.num_blocks * settings.target.kv.block_size
+    return replace(config, num_blocks=-(-positions // draft.kv.block_size))
+
+
+def _unsized(kv: KvSettings) -> bool:
+    return kv.num_blocks is None and kv.cache_gib is None
 
 
 def _named(device: str, sizes: ModelSizes, settings: MemorySettings, draft: DraftLoad | None = None) -> DevicePlan:
@@ -115,6 +153,7 @@ def _target(
         num_draft_tokens=settings.speculation.max_num_draft_tokens,
         block_size=target.kv.block_size,
         feature_bytes=feature_bytes,
+        kv_share=1.0 if on_gpu else _CPU_KV_SHARE,
         runtime_bytes=GIB if on_gpu else _CPU_RUNTIME_BYTES,
     )
     return replace(memory, num_blocks=_num_blocks(target.kv, sizes, memory))

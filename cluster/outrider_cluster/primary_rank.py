@@ -26,7 +26,7 @@ from outrider.v1.dispatch_pb2_grpc import add_DispatchServiceServicer_to_server
 from outrider_cluster.assembly import gate_settings, target_config, target_engine_config, tls_files
 from outrider_cluster.codec import Codec, target_codec
 from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
-from outrider_cluster.memory import check_start, target_plan
+from outrider_cluster.memory import sized_target
 from outrider_cluster.observability import Role, provider_for, sequence_observer
 from outrider_cluster.settings import Environment, Settings
 
@@ -163,7 +163,7 @@ class PrimaryRank:
     def _build_engine(self) -> ModelEngine:
         config = self._engine_config
         if config == target_engine_config(self._settings, self._environment):
-            check_start(target_plan, self._settings, self._environment, _log.info)
+            config = sized_target(config, self._settings, self._environment, _log.info)
         if self._rendezvous is None:
             from outrider.engine.factory import build_engine
 

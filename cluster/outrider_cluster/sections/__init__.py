@@ -1,6 +1,6 @@
 """The sections of a configuration file, one module for each concern."""
 
-from outrider_cluster.sections.base import AutoscalingSettings, KvSettings, Section
+from outrider_cluster.sections.base import AutoscalingSettings, CudaSettings, KvSettings, Section
 from outrider_cluster.sections.draft import SELF_DRAFT, DraftSettings
 from outrider_cluster.sections.engine import EmulatedSettings, EngineKind, ModelSettings, ScriptedSettings
 from outrider_cluster.sections.platform import RaySettings, TelemetrySettings
@@ -12,6 +12,7 @@ from outrider_cluster.sections.target import TargetSettings
 __all__ = [
     "SELF_DRAFT",
     "AutoscalingSettings",
+    "CudaSettings",
     "DataPlaneSettings",
     "DraftSettings",
     "EmulatedSettings",

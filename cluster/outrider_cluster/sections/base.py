@@ -4,12 +4,23 @@ Unknown keys are refused, every field is documented, and numbers that must be po
 here, so that a negative or zero time-out can never mean "for ever" or "at once" further down.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-__all__ = ["AutoscalingSettings", "DType", "KvSettings", "Port", "Scaled", "Section"]
+from outrider.engine.config import PAGED_BLOCK_SIZE
+
+__all__ = [
+    "AutoscalingSettings",
+    "CudaSettings",
+    "DType",
+    "KvSettings",
+    "Port",
+    "Scaled",
+    "Section",
+    "with_paged_blocks",
+]
 
 
 class Section(BaseModel):
@@ -75,10 +86,11 @@ class Scaled(Section):
 
 
 class KvSettings(Section):
-    """The KV pool. Give `num_blocks` or `cache_gib`, not both."""
+    """The KV pool. Give `num_blocks` or `cache_gib`, or neither: then it gets what the memory plan has left,
+    on a GPU all of it, on a CPU at most a quarter of the usable memory; a draft on a CPU follows its target."""
 
     block_size: PositiveInt = 16
-    """Token positions per KV block."""
+    """Token positions per KV block; on a GPU the default is 256, which torch's paged attention wants."""
     num_blocks: PositiveInt | None = None
     """Blocks in the pool."""
     cache_gib: PositiveFloat | None = None
@@ -86,6 +98,31 @@ class KvSettings(Section):
 
     @validator(mode="after")
     def _one_size(self) -> "KvSettings":
-        if (self.num_blocks is None) == (self.cache_gib is None):
-            raise ValueError("set exactly one of num_blocks and cache_gib")
+        if self.num_blocks is not None and self.cache_gib is not None:
+            raise ValueError("set only one of num_blocks and cache_gib")
         return self
+
+
+class CudaSettings(Section):
+    """How steps run on a GPU. Without one nothing of it applies."""
+
+    attention: Literal["auto", "varlen", "gather"] = "auto"
+    """`varlen`: torch's paged kernel, or no start; `gather`: a slow path that runs anywhere; `auto`: the
+    first where it works."""
+    graphs: Literal["off", "lazy", "startup"] = "lazy"
+    """When CUDA graphs of decode and verify steps are recorded: at their first use, before serving, or never."""
+    graph_batch_sizes: tuple[PositiveInt, ...] = Field(default=(1, 2, 4, 8, 16, 32), min_length=1)
+    """Sequences of the recorded steps; others are padded to the next."""
+    graph_widths: tuple[PositiveInt, ...] = Field(default=(1, 2, 3, 4, 5, 6, 7, 8), min_length=1)
+    """Rows per sequence of the recorded steps: 1 for plain steps, 1 + K for verify steps."""
+
+
+def with_paged_blocks(section: Any, *, on_gpu: bool) -> Any:
+    """The raw section with the block size that a GPU wants, where it names none itself."""
+    if not on_gpu or not isinstance(section, dict):
+        return section
+    kv, cuda = section.get("kv", {}), section.get("cuda", {})
+    gathers = isinstance(cuda, dict) and cuda.get("attention") == "gather"
+    if gathers or not isinstance(kv, dict) or "block_size" in kv:
+        return section
+    return {**section, "kv": {"block_size": PAGED_BLOCK_SIZE, **kv}}

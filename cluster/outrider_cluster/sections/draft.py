@@ -1,10 +1,11 @@
 """The section `draft`."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import model_validator as validator
 
-from outrider_cluster.sections.base import DType, KvSettings, Scaled
+from outrider_cluster.sections.base import CudaSettings, DType, KvSettings, Scaled, with_paged_blocks
 
 __all__ = ["SELF_DRAFT", "DraftSettings"]
 
@@ -28,9 +29,15 @@ class DraftSettings(Scaled):
     """int4: weights are quantised when they are loaded."""
     max_model_len: PositiveInt | None = None
     """Longest text that the draft holds; default: the target's. Longer texts decode plainly."""
-    kv: KvSettings
+    kv: KvSettings = KvSettings()
     max_num_seqs: PositiveInt = 256
     """Most sequences that one replica holds, over all its targets."""
     threads: PositiveInt = 1
     num_cpus: NonNegativeFloat = 1.0
     num_gpus: Literal[0, 1] = 0
+    cuda: CudaSettings = CudaSettings()
+
+    @validator(mode="before")
+    @classmethod
+    def _paged_blocks(cls, section: Any) -> Any:
+        return with_paged_blocks(section, on_gpu=isinstance(section, dict) and bool(section.get("num_gpus")))

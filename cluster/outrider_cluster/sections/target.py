@@ -1,11 +1,11 @@
 """The sections `target` and its time limits."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from outrider_cluster.sections.base import KvSettings, Scaled, Section
+from outrider_cluster.sections.base import CudaSettings, KvSettings, Scaled, Section, with_paged_blocks
 
 __all__ = ["GroupTimeouts", "TargetSettings"]
 
@@ -39,7 +39,7 @@ class TargetSettings(Scaled):
 
     tensor_parallel_size: PositiveInt = 1
     """Ranks per replica, all on one node."""
-    kv: KvSettings
+    kv: KvSettings = KvSettings()
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of a GPU's memory (of the system's, without GPUs) that the memory plan may spend; what
     does not fit into it is refused at the start."""
@@ -61,4 +61,10 @@ class TargetSettings(Scaled):
     """CPUs that Ray reserves per rank."""
     gpus_per_rank: Literal[0, 1] = 0
     """1: each rank has its own GPU."""
+    cuda: CudaSettings = CudaSettings()
     timeouts: GroupTimeouts = GroupTimeouts()
+
+    @validator(mode="before")
+    @classmethod
+    def _paged_blocks(cls, section: Any) -> Any:
+        return with_paged_blocks(section, on_gpu=isinstance(section, dict) and bool(section.get("gpus_per_rank")))

@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from outrider.engine.emulated.engine import EmulatedConfig
     from outrider.engine.scripted import ScriptedConfig
 
-__all__ = ["Attention", "CudaGraphs", "DType", "EngineConfig", "EngineKind", "Quantization"]
+__all__ = [
+    "DEFAULT_BLOCK_SIZE",
+    "PAGED_BLOCK_SIZE",
+    "Attention",
+    "CudaGraphs",
+    "DType",
+    "EngineConfig",
+    "EngineKind",
+    "Quantization",
+]
 
 EngineKind = Literal["torch", "eagle3", "scripted", "emulated"]
 DType = Literal["float32", "bfloat16", "float16"]
@@ -19,8 +28,10 @@ Quantization = Literal["none", "int4"]
 Attention = Literal["auto", "varlen", "gather"]
 CudaGraphs = Literal["off", "lazy", "startup"]
 
-# Of torch's paged kernel: see `engine.paged_kernels`.
-_PAGE_MULTIPLE = 256
+DEFAULT_BLOCK_SIZE = 16
+"""Token positions per block where any number will do."""
+PAGED_BLOCK_SIZE = 256
+"""What the pages of torch's paged kernel are multiples of: see `engine.paged_kernels`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +60,10 @@ class EngineConfig:
     """Type of weights, activations and KV. Logits are float32 always."""
     quantization: Quantization = "none"
     """`int4` keeps the decoder layers in four bits: for a draft, never for a target."""
-    block_size: int = 16
-    """Token positions per KV block."""
+    block_size: int | None = None
+    """Token positions per KV block; None: 256 where torch's paged attention runs, else 16."""
     num_blocks: int | None = None
-    """KV blocks in the pool. Give this or `kv_bytes`."""
+    """KV blocks in the pool. Give this or `kv_bytes`, before the engine is built."""
     kv_bytes: int | None = None
     """Bytes per rank for the KV pool; as many blocks as fit. Give this or `num_blocks`."""
     max_model_len: int | None = None
@@ -89,22 +100,31 @@ class EngineConfig:
             self._check_torch()
 
     def _check_torch(self) -> None:
-        for name in ("block_size", "tensor_parallel_size", "threads", "peer_timeout_s"):
+        for name in ("tensor_parallel_size", "threads", "peer_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}: {getattr(self, name)} is not above 0")
-        for name in ("num_blocks", "kv_bytes", "max_model_len"):
+        for name in ("block_size", "num_blocks", "kv_bytes", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name}: {value} is not above 0")
-        if (self.num_blocks is None) == (self.kv_bytes is None):
-            raise ConfigError("num_blocks, kv_bytes: give exactly one of them")
+        if self.num_blocks is not None and self.kv_bytes is not None:
+            raise ConfigError("num_blocks, kv_bytes: give only one of them")
         for name in ("graph_batch_sizes", "graph_widths"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be numbers above 0")
         if self.quantization == "int4":
             self._check_int4()
-        if self.attention == "varlen" or (self.attention == "auto" and self._pages_on_cuda):
+        if self._wants_pages:
             self._check_pages()
+
+    @property
+    def tokens_per_block(self) -> int:
+        """`block_size`, or its default for this device and attention."""
+        return self.block_size or (PAGED_BLOCK_SIZE if self._wants_pages else DEFAULT_BLOCK_SIZE)
+
+    @property
+    def _wants_pages(self) -> bool:
+        return self.attention == "varlen" or (self.attention == "auto" and self._pages_on_cuda)
 
     def _check_eagle3(self) -> None:
         if self.quantization != "none" or self.tensor_parallel_size > 1:
@@ -119,10 +139,10 @@ class EngineConfig:
     def _check_pages(self) -> None:
         if not self._pages_on_cuda:
             raise ConfigError(f"attention: varlen needs cuda and 16 bits, not {self.device} and {self.dtype}")
-        if self.block_size % _PAGE_MULTIPLE:
+        if self.tokens_per_block % PAGED_BLOCK_SIZE:
             raise ConfigError(
-                f"block_size: torch's paged attention takes multiples of {_PAGE_MULTIPLE}, not {self.block_size}; "
-                f"set block_size to {_PAGE_MULTIPLE}, or attention to gather, which is slow"
+                f"block_size: torch's paged attention takes multiples of {PAGED_BLOCK_SIZE}, not {self.block_size}; "
+                f"leave it out, or set attention to gather, which is slow"
             )
 
     def _check_int4(self) -> None:

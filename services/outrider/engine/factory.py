@@ -93,17 +93,20 @@ def limits_for(config: EngineConfig, shape: "ModelShape", dtype: "torch.dtype") 
     if max_model_len > shape.max_positions:
         raise ConfigError(f"max_model_len: {max_model_len} is above the model's {shape.max_positions} positions")
     shard = largest_shard(shape, config.tensor_parallel_size)
-    num_blocks = config.num_blocks or blocks_that_fit(
-        shard, kv_bytes=config.kv_bytes or 0, block_size=config.block_size, dtype=dtype
-    )
-    if num_blocks * config.block_size < max_model_len:
+    block_size = config.tokens_per_block
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        if config.kv_bytes is None:
+            raise ConfigError("num_blocks, kv_bytes: give one of them")
+        num_blocks = blocks_that_fit(shard, kv_bytes=config.kv_bytes, block_size=block_size, dtype=dtype)
+    if num_blocks * block_size < max_model_len:
         raise ConfigError(
-            f"{num_blocks} KV blocks of {config.block_size} positions do not hold one sequence of "
+            f"{num_blocks} KV blocks of {block_size} positions do not hold one sequence of "
             f"max_model_len {max_model_len}: raise num_blocks or kv_bytes, or lower max_model_len"
         )
     return EngineLimits(
         vocab_size=shape.vocab_size,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
-        block_size=config.block_size,
+        block_size=block_size,
     )

@@ -4,7 +4,7 @@ Planned is the device that carries most: the GPU of rank 0, which alone turns hi
 logits. All ranks have as many KV blocks as that one can hold. On a CPU all ranks share one memory.
 
     usable   = memory x gpu_memory_utilization
-    fixed    = weights + logits + workspace + CUDA graphs + runtime (+ a co-located draft's)
+    fixed    = weights + logits + workspace + CUDA graphs + runtime + one spare block (+ a co-located draft's)
     blocks   = (usable - fixed) / bytes of one block (+ the draft's block for the same tokens)
     sequences at a context of c tokens = blocks / ceil(c / block_size)
 """
@@ -51,6 +51,9 @@ class MemorySettings:
     block_size: int = 16
     num_blocks: int | None = None
     """Blocks asked for; None: as many as fit."""
+    kv_share: float = 1.0
+    """Share of the usable memory that a pool of as many blocks as fit takes at most, unless one sequence
+    of `max_model_len` needs more. Below 1 where the memory is not the engine's alone."""
     feature_bytes: int = 0
     """Bytes of the features that are stored for each position of the pool; 0 without a draft that reads them."""
     cuda_graph_bytes: int = GIB
@@ -66,6 +69,8 @@ class MemorySettings:
             raise ConfigError(f"num_blocks: {self.num_blocks} is below 1")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization: {self.gpu_memory_utilization} is outside (0, 1]")
+        if not 0 < self.kv_share <= 1:
+            raise ConfigError(f"kv_share: {self.kv_share} is outside (0, 1]")
         if self.num_draft_tokens < 0:
             raise ConfigError(f"num_draft_tokens: {self.num_draft_tokens} is below 0")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -171,7 +176,9 @@ def plan_memory(sizes: ModelSizes, settings: MemorySettings, draft: DraftLoad | 
     free = settings.usable_bytes - sum(one.num_bytes for one in items)
     if free < _blocks_needed(settings) * block:
         raise ConfigError(_refusal(sizes, settings, draft))
-    num_blocks = free // block if settings.num_blocks is None else settings.num_blocks
+    num_blocks = settings.num_blocks or max(
+        _blocks_needed(settings), min(free, int(settings.usable_bytes * settings.kv_share)) // block
+    )
     return MemoryPlan(settings=settings, items=items, block_bytes=block, num_blocks=num_blocks)
 
 
@@ -212,6 +219,8 @@ def _own_items(sizes: ModelSizes, settings: MemorySettings) -> list[MemoryItem]:
         MemoryItem("workspace", int(here * activations + sampling)),
         MemoryItem("CUDA graphs", settings.cuda_graph_bytes if settings.device == "cuda" else 0),
         MemoryItem("runtime", here * settings.runtime_bytes),
+        # What the padding rows of a recorded step write to.
+        MemoryItem("spare KV block", _own_block_bytes(sizes, settings) if settings.device == "cuda" else 0),
     ]
 
 

@@ -14,6 +14,7 @@ Ranks of a GPU must choose alike how they attend: they record their graphs in st
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -161,6 +162,16 @@ def build_peer(config: EngineConfig, rendezvous: Rendezvous, progress: Progress)
     return TensorParallelPeer(runner, group)
 
 
+def _agreed_limits(config: EngineConfig, whole: ModelShape, dtype: torch.dtype, group: RankGroup) -> EngineLimits:
+    """Every rank has as many KV blocks as rank 0, whose device carries most."""
+    if group.rank == 0:
+        limits = limits_for(config, whole, dtype)
+        group.send_command([limits.num_blocks])
+        return limits
+    num_blocks = group.receive_command()[0]
+    return limits_for(replace(config, num_blocks=num_blocks, kv_bytes=None), whole, dtype)
+
+
 def _build_rank(
     config: EngineConfig, rendezvous: Rendezvous, progress: Progress
 ) -> tuple[ModelRunner, RankGroup, EngineLimits]:
@@ -170,11 +181,15 @@ def _build_rank(
     folder = resolve(config.model, config.cache_dir, progress)
     dtype = torch_dtype(config)
     hf_config = load_config(folder)
-    limits = limits_for(config, ModelShape.of_config(hf_config), dtype)
+    whole = ModelShape.of_config(hf_config)
+    if rendezvous.rank == 0:
+        # Before the weights are read: a setting that cannot work should say so at once.
+        limits_for(config, whole, dtype)
     model = load_causal_lm(folder, dtype)
     device = use_device(config.device)
     # The slow and fallible work comes first: whoever meets the others is nearly ready.
     group = RankGroup(rendezvous, backend=backend_for(device), timeout_s=config.peer_timeout_s)
+    limits = _agreed_limits(config, whole, dtype, group)
     shard_model(model, group, dtype)
     shape = ModelShape.of_model(model)
     model.to(device=device)  # type: ignore[call-arg]

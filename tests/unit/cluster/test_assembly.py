@@ -48,6 +48,17 @@ def test_the_reference_group_runs_on_gpus_with_its_own_draft() -> None:
     assert (draft.device, draft.model) == ("cuda", "meta-llama/Llama-3.2-1B-Instruct")
 
 
+def test_how_steps_run_on_a_gpu_is_a_matter_of_settings() -> None:
+    settings = load_settings(SERVE / "h100-4plus1.yaml")
+    cuda = {"graphs": "startup", "graph_batch_sizes": [1, 4], "graph_widths": [1, 8]}
+    target = target_engine_config(changed(settings, target={"cuda": cuda}), ENVIRONMENT)
+    assert (target.cuda_graphs, target.graph_batch_sizes, target.graph_widths) == ("startup", (1, 4), (1, 8))
+    assert settings.active_draft is not None
+    slow = changed(settings, draft={"cuda": {"attention": "gather"}}).active_draft
+    assert slow is not None
+    assert draft_engine_config(settings, slow, ENVIRONMENT).attention == "gather"
+
+
 def test_a_self_draft_loads_the_targets_weights_in_int4() -> None:
     settings = default_settings()
     assert settings.active_draft is not None

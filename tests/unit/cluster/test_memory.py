@@ -12,6 +12,8 @@ from outrider.core.errors import ConfigError
 from outrider.engine.device_memory import device_memory_bytes
 from outrider.engine.memory_plan import GIB
 from outrider.engine.models.config_file import read_config
+from outrider_cluster import memory
+from outrider_cluster.assembly import draft_engine_config, target_engine_config
 from outrider_cluster.cli import app
 from outrider_cluster.memory import check_start, draft_plan, plans_of, target_plan
 from outrider_cluster.settings import Environment, Settings
@@ -72,8 +74,8 @@ def laptop(tmp_path: Path) -> Settings:
 def test_target_and_draft_have_a_plan_each(reference: Settings, environment: Environment) -> None:
     target, draft = plans_of(reference, environment, round(CARD_GIB * GIB), lambda _: None)
     assert (target.device, draft.device) == ("the GPU of rank 0", "the draft's GPU")
-    assert target.plan.num_blocks == 24 * GIB // (2 * 80 * 16 * 2 * 128 * 2) == 19_660
-    assert draft.plan.num_blocks == 32 * GIB // (2 * 16 * 16 * 8 * 64 * 2) == 65_536
+    assert target.plan.num_blocks == 24 * GIB // (2 * 80 * 256 * 2 * 128 * 2) == 1228
+    assert draft.plan.num_blocks == 32 * GIB // (2 * 16 * 256 * 8 * 64 * 2) == 4096
     assert draft.plan.settings.num_draft_tokens == 0
 
 
@@ -105,6 +107,39 @@ def test_a_start_logs_its_plan_in_one_line_or_is_refused(laptop: Settings, envir
     with pytest.raises(ConfigError, match="raise gpu_memory_utilization to 0"):
         check_start(target_plan, laptop.model_copy(update={"target": small}), environment, lines.append)
     assert lines == [line]
+
+
+def unsized(settings: Settings) -> Settings:
+    """The same deployment, whose pools get what fits."""
+    assert settings.draft is not None
+    return Settings.model_validate(settings.model_dump(exclude={"target": {"kv"}, "draft": {"kv"}}))
+
+
+def test_a_gpu_pool_that_nobody_sized_takes_what_is_left(reference: Settings, environment: Environment) -> None:
+    settings = unsized(reference)
+    assert settings.draft is not None
+    assert (settings.target.kv.block_size, settings.draft.kv.block_size) == (256, 256)
+    target, draft = plans_of(settings, environment, round(CARD_GIB * GIB), lambda _: None)
+    for one in (target, draft):
+        assert 0 <= one.plan.left_bytes < one.plan.block_bytes
+    assert target.plan.num_blocks > 1228
+
+
+def test_cpu_pools_that_nobody_sized_take_a_share(
+    laptop: Settings, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "device_memory_bytes", lambda device: 16 * GIB)
+    settings = unsized(laptop)
+    draft = settings.draft
+    assert draft is not None
+    start = (environment, lambda line: None)
+    target_config = memory.sized_target(target_engine_config(settings, environment), settings, *start)
+    draft_config = memory.sized_draft(draft_engine_config(settings, draft, environment), settings, draft, *start)
+    (one,) = plans_of(settings, environment, 16 * GIB, lambda _: None)
+    assert target_config.num_blocks == draft_config.num_blocks == one.plan.num_blocks
+    assert one.plan.block_bytes * (one.plan.num_blocks + 1) > 0.25 * one.plan.settings.usable_bytes >= one.plan.kv_bytes
+    sized = memory.sized_target(target_engine_config(laptop, environment), laptop, *start)
+    assert sized.num_blocks == 512, "a number that was given stays"
 
 
 def test_a_scripted_engine_has_no_bytes_to_count(environment: Environment) -> None:

@@ -31,8 +31,7 @@ def ignore(_: str) -> None:
         ({"threads": 0}, "threads: 0"),
         ({"peer_timeout_s": 0.0}, "peer_timeout_s: 0.0"),
         ({"max_model_len": 0}, "max_model_len: 0"),
-        ({"num_blocks": None}, "exactly one"),
-        ({"kv_bytes": 1 << 20}, "exactly one"),
+        ({"kv_bytes": 1 << 20}, "only one"),
         ({"quantization": "int4", "dtype": "float32"}, "bfloat16"),
         ({"quantization": "int4", "dtype": "bfloat16", "device": "cuda"}, "CPU only"),
         ({"quantization": "int4", "dtype": "bfloat16", "tensor_parallel_size": 2}, "one process"),
@@ -50,6 +49,22 @@ def test_the_pool_must_hold_the_longest_sequence() -> None:
     config = EngineConfig(model="m", num_blocks=8, block_size=16, max_model_len=129)
     with pytest.raises(ConfigError, match="8 KV blocks of 16 positions do not hold one sequence of max_model_len 129"):
         limits_for(config, SHAPE, torch.float32)
+
+
+def test_a_pool_that_nobody_sized_is_refused_when_it_is_built() -> None:
+    with pytest.raises(ConfigError, match="num_blocks, kv_bytes: give one of them"):
+        limits_for(EngineConfig(model="m"), SHAPE, torch.float32)
+
+
+def test_blocks_have_the_size_that_the_attention_wants() -> None:
+    def size(**fields: Any) -> int:
+        return EngineConfig(model="m", num_blocks=8, **fields).tokens_per_block
+
+    assert size() == 16
+    assert size(block_size=4) == 4
+    assert size(device="cuda", dtype="bfloat16") == 256
+    assert size(device="cuda", dtype="float32") == 16
+    assert size(device="cuda", dtype="bfloat16", attention="gather") == 16
 
 
 def test_the_model_bounds_the_length() -> None:

@@ -90,15 +90,16 @@ def test_llama_70b_on_four_cards() -> None:
         "workspace": activations + rows * 128256 * (2 + 4),
         "CUDA graphs": GIB,
         "runtime": GIB,
+        "spare KV block": 16 * 81 * 1024,
     }
     assert items(plan)["sharded weights"] == 34_225_520_640
     assert items(plan)["replicated weights"] == 4_205_330_432
     # A token costs 2 x 80 layers x 2 KV heads x 128 channels x 2 bytes = 80 KiB, and 1 KiB to gather a layer's.
     assert plan.block_bytes == 16 * 81 * 1024
-    fixed = 34_225_520_640 + 4_205_330_432 + 262_668_288 + (377_487_360 + 394_002_432) + 2 * GIB
-    assert plan.fixed_bytes == fixed == 41_612_492_800
-    assert plan.num_blocks == (72_000_000_000 - 41_612_492_800) // 1_327_104 == 22_897
-    assert plan.left_bytes == 72_000_000_000 - fixed - 22_897 * 1_327_104 >= 0
+    fixed = 34_225_520_640 + 4_205_330_432 + 262_668_288 + (377_487_360 + 394_002_432) + 2 * GIB + 1_327_104
+    assert plan.fixed_bytes == fixed == 41_613_819_904
+    assert plan.num_blocks == (72_000_000_000 - 41_613_819_904) // 1_327_104 == 22_896
+    assert plan.left_bytes == 72_000_000_000 - fixed - 22_896 * 1_327_104 >= 0
     assert [plan.max_sequences(context) for context in (2048, 8192, 32768)] == [178, 44, 11]
 
 
@@ -114,13 +115,24 @@ def test_llama_70b_with_a_1b_draft_on_the_same_cards() -> None:
         "draft workspace": 512 * (3 * 2048 + 3 * 8192) * 2 + 64 * 128256 * (2 + 4),
         "draft CUDA graphs": GIB // 4,
         "draft runtime": GIB,
+        "draft spare KV block": 16 * 34 * 1024,
     }
     assert own["draft sharded weights"] + own["draft replicated weights"] == 2 * 1_235_814_400
     # The draft follows every sequence: 2 x 16 layers x 8 KV heads x 64 channels x 2 bytes = 32 KiB a token more.
     assert plan.block_bytes == 16 * (81 + 34) * 1024
-    assert plan.fixed_bytes == alone.fixed_bytes + sum(own.values()) == 45_539_840_000
-    assert plan.num_blocks == (72_000_000_000 - 45_539_840_000) // 1_884_160 == 14_043
+    assert plan.fixed_bytes == alone.fixed_bytes + sum(own.values()) == 45_541_724_160
+    assert plan.num_blocks == (72_000_000_000 - 45_541_724_160) // 1_884_160 == 14_042
     assert [plan.max_sequences(context) for context in (2048, 8192, 32768)] == [109, 27, 6]
+
+
+def test_a_shared_memory_gives_a_pool_its_share_and_never_less_than_one_sequence() -> None:
+    whole = plan_memory(BIG, CARD)
+    share = plan_memory(BIG, replace(CARD, kv_share=0.1))
+    assert share.num_blocks == 7_200_000_000 // share.block_bytes < whole.num_blocks
+    least = plan_memory(BIG, replace(CARD, kv_share=0.001))
+    assert least.num_blocks == -(-CARD.max_model_len // 16)
+    with pytest.raises(ConfigError, match="kv_share: 0"):
+        replace(CARD, kv_share=0)
 
 
 def test_the_draft_on_its_own_card() -> None:
@@ -276,5 +288,5 @@ def test_a_config_without_a_count_is_refused_by_its_key(key: str, value: object)
 def test_the_line_for_the_log_says_what_the_plan_holds() -> None:
     line = plan_memory(BIG, CARD).summary()
     assert "\n" not in line
-    assert "KV 28.30 (22897 blocks of 16)" in line
+    assert "KV 28.30 (22896 blocks of 16)" in line
     assert line.endswith("holds 11 sequences of 32768 tokens")
