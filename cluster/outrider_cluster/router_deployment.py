@@ -18,9 +18,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from outrider.core.caller import Authenticate
 from outrider.core.errors import ConfigError, EngineUnavailable
 from outrider.core.generation import Caller
 from outrider.core.ports import Endpoint
+from outrider.router.api_keys import counted
 from outrider.router.engine_pool import EnginePool
 from outrider.router.openai.door import DoorOptions, OpenAIDoor
 from outrider.router.run import FailoverSettings
@@ -129,23 +131,14 @@ class RouterIngress:
         )
         await self._router.start()
         service = DeploymentService(self._router, lambda: directory.views)
+        authenticate = counted(self._keys.ring.authenticate, metrics)
         self._handlers = GenerationHandlers(
-            service, self._keys.ring.authenticate, fleet=partial(read_fleet, self._context.app_name, self._errors)
+            service, authenticate, fleet=partial(read_fleet, self._context.app_name, self._errors)
         )
-        self._http = self._door(settings, service, codec, self._pool) if settings.http.enabled else closed
+        self._http = _door(settings, service, codec, self._pool, authenticate) if settings.http.enabled else closed
         if self._watching is not None:
             self._watching.cancel()
         self._watching = asyncio.create_task(self._watch(self._pool, metrics), name="router-health")
-
-    def _door(self, settings: Settings, service: DeploymentService, codec: Codec, pool: EnginePool) -> ASGIApp:
-        return OpenAIDoor(
-            service,
-            tokens=codec,
-            authenticate=self._keys.ring.authenticate,
-            ready=lambda: any(one.ready for one in pool.statuses()),
-            options=DoorOptions(max_body_bytes=round(settings.http.max_body_mib * _MIB)),
-            started_at_s=time.time(),
-        ).app
 
     async def __call__(self, request: Request) -> AsgiAnswer:
         """Every HTTP request of Serve's proxy."""
@@ -251,6 +244,19 @@ class RouterIngress:
         except TimeoutError:
             raise EngineUnavailable("not every router has answered the abort") from None
         return any(answer is True for answer in answers)
+
+
+def _door(
+    settings: Settings, service: DeploymentService, codec: Codec, pool: EnginePool, authenticate: Authenticate
+) -> ASGIApp:
+    return OpenAIDoor(
+        service,
+        tokens=codec,
+        authenticate=authenticate,
+        ready=lambda: any(one.ready for one in pool.statuses()),
+        options=DoorOptions(max_body_bytes=round(settings.http.max_body_mib * _MIB)),
+        started_at_s=time.time(),
+    ).app
 
 
 def _started(part: T | None) -> T:

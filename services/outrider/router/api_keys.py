@@ -9,10 +9,12 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.core.caller import Authenticate
 from outrider.core.errors import ConfigError, Unauthenticated
 from outrider.router.limits import KeyLimits
+from outrider.router.metrics import RouterMetrics
 
-__all__ = ["DIGEST_BYTES", "ApiKey", "KeyRing", "digest_of", "new_key"]
+__all__ = ["DIGEST_BYTES", "ApiKey", "KeyRing", "counted", "digest_of", "new_key"]
 
 DIGEST_BYTES = 32
 _PREFIX = "or-"
@@ -29,6 +31,19 @@ def new_key() -> str:
 def digest_of(api_key: str) -> bytes:
     """What is kept of a key."""
     return hashlib.sha256(api_key.encode("utf-8", "surrogatepass")).digest()
+
+
+def counted(authenticate: Authenticate, metrics: RouterMetrics) -> Authenticate:
+    """The same, and every refusal is counted: somebody who tries keys out shows in the metrics."""
+
+    def counting(api_key: str) -> str:
+        try:
+            return authenticate(api_key)
+        except Unauthenticated as error:
+            metrics.request_refused(error=type(error).__name__)
+            raise
+
+    return counting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,9 @@
 import pytest
 
 from outrider.core.errors import ConfigError, Unauthenticated
-from outrider.router.api_keys import ApiKey, KeyRing, digest_of, new_key
+from outrider.router.api_keys import ApiKey, KeyRing, counted, digest_of, new_key
 from outrider.router.limits import KeyLimits
+from outrider.router.metrics import NoMetrics
 
 
 def entry(key_id: str, key: str, **limits: int) -> ApiKey:
@@ -84,3 +85,21 @@ def test_a_key_shows_neither_itself_nor_its_digest() -> None:
 def test_an_impossible_key_is_refused(fields: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         ApiKey(**fields)  # type: ignore[arg-type]
+
+
+class Refusals(NoMetrics):
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def request_refused(self, *, error: str) -> None:
+        self.errors.append(error)
+
+
+def test_refused_keys_are_counted() -> None:
+    metrics = Refusals()
+    authenticate = counted(KeyRing([entry("a", "or-1")]).authenticate, metrics)
+    assert authenticate("or-1") == "a"
+    for key in ("or-2", ""):
+        with pytest.raises(Unauthenticated):
+            authenticate(key)
+    assert metrics.errors == ["Unauthenticated"] * 2
