@@ -17,13 +17,11 @@ _SMALL = 0.3
 """Of the usual spread, for what is added to the residual stream: the head starts close to its input."""
 
 
-def head_config(
-    target: Any, vocabulary: DraftVocabulary, *, kv_heads: int | None = None, intermediate_size: int | None = None
-) -> Mapping[str, Any]:
+def head_config(target: Any, vocabulary: DraftVocabulary) -> Mapping[str, Any]:
     """config.json of a head for a target of this Hugging Face configuration, in the published format.
 
-    All query heads have keys of their own unless `kv_heads` says otherwise: the token reaches the
-    layer through its values alone.
+    All query heads have keys and values of their own: the token reaches the residual stream through
+    values alone, which with a few shared heads would be a narrow way. The MLP gives some room for it.
     """
     layers = default_feature_layers(target.num_hidden_layers)
     return {
@@ -31,10 +29,10 @@ def head_config(
         "model_type": "llama",
         "hidden_act": "silu",
         "hidden_size": target.hidden_size,
-        "intermediate_size": intermediate_size or target.intermediate_size,
+        "intermediate_size": max(64, target.intermediate_size * 5 // 6 // 64 * 64),
         "num_hidden_layers": 1,
         "num_attention_heads": target.num_attention_heads,
-        "num_key_value_heads": kv_heads or target.num_attention_heads,
+        "num_key_value_heads": target.num_attention_heads,
         "head_dim": getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads,
         "max_position_embeddings": target.max_position_embeddings,
         "rms_norm_eps": target.rms_norm_eps,
