@@ -18,7 +18,7 @@ from outrider.core.generation import ModelDescription
 from outrider.rpc.client import OutriderClient
 from outrider_cluster.cli.calling import client_options
 from outrider_cluster.cli.status_screen import status_screen
-from outrider_cluster.cli.terminal import errors_as_exit_codes
+from outrider_cluster.cli.terminal import errors_as_exit_codes, messages
 
 __all__ = ["status"]
 
@@ -51,21 +51,34 @@ async def _ask(address: str) -> _Answer:
 
 
 async def _watch(address: str, interval_s: float, *, as_json: bool) -> None:
-    """Redraw until cancelled. While nobody answers, the last screen stays, with the reason below it."""
+    """Look until cancelled: redraw a terminal, write one answer after the other elsewhere."""
     console = Console(highlight=False)
+    if as_json or not console.is_terminal:
+        while True:
+            await _write(address, console, as_json=as_json)
+            await asyncio.sleep(interval_s)
     shown = Group(Text(f"asking {address}"))
-    with Live(shown, console=console, screen=console.is_terminal and not as_json, auto_refresh=False) as live:
+    with Live(shown, console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
-                answer = await _ask(address)
+                shown = Group(status_screen(*await _ask(address)))
+                live.update(shown, refresh=True)
             except OutriderError as error:
-                live.update(Group(shown, Text(f"no answer: {error}")), refresh=not as_json)
-            else:
-                if as_json:
-                    typer.echo(_json(answer))
-                shown = Group(status_screen(*answer))
-                live.update(shown, refresh=not as_json)
+                # The last screen stays, with the reason below it.
+                live.update(Group(shown, Text(f"no answer: {error}")), refresh=True)
             await asyncio.sleep(interval_s)
+
+
+async def _write(address: str, console: Console, *, as_json: bool) -> None:
+    try:
+        answer = await _ask(address)
+    except OutriderError as error:
+        messages.print(f"no answer: {error}", markup=False, soft_wrap=True)
+        return
+    if as_json:
+        typer.echo(_json(answer))
+    else:
+        console.print(status_screen(*answer))
 
 
 def _json(answer: _Answer) -> str:

@@ -1,6 +1,7 @@
 """What scripts read from the command: keys, lines and exit codes."""
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.core.dispatch import DraftLinkStatus, EngineStatus, SpeculationOutcome, Timings
+from outrider.core.errors import EngineUnavailable
 from outrider.core.fleet import DeploymentStatus, FleetStatus, NodeStatus, PastError
 from outrider.core.generation import ChoiceEnd, GenerationAccepted, ModelDescription, TextDelta, Usage
 from outrider.core.sequence import Finish, FinishReason
@@ -173,6 +175,33 @@ def test_the_whole_status_is_one_screen_and_takes_no_markup() -> None:
     assert lines[0] == "m[bold], up to 10 tokens, Outrider 1"
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 25
+
+
+def test_watching_survives_a_look_that_nobody_answers(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ModelDescription(
+        model="m",
+        max_model_len=10,
+        vocab_size=1,
+        eos_token_ids=(),
+        max_num_speculative_tokens=1,
+        max_choices=1,
+        max_top_logprobs=1,
+        unsupported_fields=(),
+        server_version="1",
+    )
+    looks = iter([None, EngineUnavailable("nobody is there"), None, KeyboardInterrupt()])
+
+    async def ask(address: str) -> object:
+        problem = next(looks)
+        if problem is not None:
+            raise problem
+        return model, [EngineStatus(engine_id="e1", ready=True)], FleetStatus()
+
+    monkeypatch.setattr(sys.modules["outrider_cluster.cli.status"], "_ask", ask)
+    result = runner.invoke(app, ["status", "--address", "h:1", "--watch", "--interval", "0.1"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("m, up to 10 tokens") == 2
+    assert "nobody is there" in result.stderr
 
 
 @pytest.fixture
