@@ -71,7 +71,6 @@ def model_settings(
     device: str = "cpu",
     loop: TargetConfig | None = None,
     gate: GateSettings | None = None,
-    buffered_events: int = 4096,
 ) -> LocalSettings:
     """A real model, with KV for `num_seqs` sequences of `max_model_len` positions.
 
@@ -79,9 +78,7 @@ def model_settings(
     a shipped head, or the folder or hub id of one. Without a method the draft's own configuration says
     what it is. It has the target's type of numbers, except for the self-draft, which has four bits.
     """
-    is_head = draft_method == "eagle3" or (draft_method is None and draft is not None and is_head_name(draft))
-    if is_head and draft in (None, SELF_DRAFT):
-        raise ConfigError(f"draft: method eagle3 needs the folder or hub id of a head, not {draft!r}")
+    is_head = _is_head(draft, draft_method)
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
     loop = TargetConfig(max_num_seqs=num_seqs) if loop is None else loop
     num_blocks = num_seqs * (-(-(max_model_len + loop.max_draft_tokens_limit) // _BLOCK_SIZE) + 1)
@@ -119,8 +116,14 @@ def model_settings(
         loop=loop,
         drafting=DraftConfig(max_num_seqs=max(256, num_seqs), max_num_draft_tokens=loop.max_draft_tokens_limit),
         gate=gate or GateSettings(),
-        buffered_events=buffered_events,
     )
+
+
+def _is_head(draft: str | None, method: DraftMethod | None) -> bool:
+    is_head = method == "eagle3" or (method is None and draft is not None and is_head_name(draft))
+    if is_head and draft in (None, SELF_DRAFT):
+        raise ConfigError(f"draft: method eagle3 needs the folder or hub id of a head, not {draft!r}")
+    return is_head
 
 
 def scripted_settings(
@@ -132,7 +135,6 @@ def scripted_settings(
     num_blocks: int | None = None,
     loop: TargetConfig | None = None,
     gate: GateSettings | None = None,
-    buffered_events: int = 4096,
 ) -> LocalSettings:
     """The formula model; `draft_agreement` None: without a draft. Too few `num_blocks` make it preempt."""
     from outrider.engine.scripted import ScriptedConfig  # loads torch, which reads the environment then
@@ -157,5 +159,4 @@ def scripted_settings(
         loop=loop or TargetConfig(max_num_seqs=num_seqs),
         drafting=DraftConfig(max_num_seqs=max(256, num_seqs)),
         gate=gate or GateSettings(),
-        buffered_events=buffered_events,
     )

@@ -1,5 +1,6 @@
 """Stacks and requests for soak tests, sized so that KV runs short and sequences get preempted."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -54,11 +55,11 @@ def model_soak(
         threads=threads,
         draft_threads=1,
         cache_dir=cache_dir,
-        buffered_events=_BUFFERED_EVENTS,
         loop=TargetConfig(max_num_seqs=num_streams, prefill_chunk_tokens=128),
         gate=_gate(SpeculationMode.SEQUENTIAL),
     )
-    return settings, make_catalogue(texts, size=cases, max_tokens=max_tokens, seed=seed)
+    catalogue = make_catalogue(texts, size=cases, max_tokens=max_tokens, seed=seed)
+    return replace(settings, buffered_events=_BUFFERED_EVENTS), catalogue
 
 
 def _gate(mode: SpeculationMode) -> GateSettings:
