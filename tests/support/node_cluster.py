@@ -122,7 +122,7 @@ def node_cluster() -> Iterator[NodeCluster]:
         config = folder / "nodes.yaml"
         config.write_text(_CONFIG.format(grpc_port=GRPC_PORT, address=nodes.address))
         # A driver takes the head's address for its own, from a file that all hosts share here.
-        _serve(hosts["head"], nodes, config)
+        stack.enter_context(_served(hosts["head"], nodes, config))
         client = RemoteClient(hosts["client"], nodes.env)
         stack.callback(client.close)
         cluster = NodeCluster(hosts, nodes, client)
@@ -131,15 +131,23 @@ def node_cluster() -> Iterator[NodeCluster]:
         yield cluster
 
 
-def _serve(host: Host, nodes: RayNodes, config: Path) -> None:
-    """`outrider serve` on a host; it ends with the host."""
+@contextlib.contextmanager
+def _served(host: Host, nodes: RayNodes, config: Path) -> Iterator[None]:
+    """`outrider serve` on a host, killed at the end; what it has deployed outlives it."""
     log = config.with_suffix(".log")
     command = host.command(sys.executable, "-c", "from outrider_cluster.cli import main; main()", "serve", str(config))
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, env=nodes.env, text=True, stdout=subprocess.PIPE, stderr=errors)
-    assert process.stdout is not None
-    hurry = threading.Timer(_READY_TIMEOUT_S, process.kill)
-    hurry.start()
-    line = process.stdout.readline()
-    hurry.cancel()
-    assert line.startswith("ready grpc="), f"{line!r}; {log.read_text()[-4000:]}"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, env=nodes.env, text=True, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
+        assert process.stdout is not None
+        hurry = threading.Timer(_READY_TIMEOUT_S, process.kill)
+        hurry.start()
+        try:
+            line = process.stdout.readline()
+            hurry.cancel()
+            assert line.startswith("ready grpc="), f"{line!r}; {log.read_text()[-4000:]}"
+            yield
+        finally:
+            hurry.cancel()
+            process.kill()

@@ -44,6 +44,8 @@ class RayNodes:
 
     def start_head(self) -> None:
         """Start the head, or start it again with what Redis knows. It runs no replicas."""
+        # Ray looks for a running head in this file and in all processes of the machine, other hosts' included.
+        (self._folder / "ray_current_cluster").unlink(missing_ok=True)
         self._start(
             self._head, "--head", f"--port={HEAD_PORT}", f"--temp-dir={self._folder}", "--include-dashboard=false"
         )
