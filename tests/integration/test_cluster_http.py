@@ -31,22 +31,31 @@ SERVE = Path(__file__).parents[2] / "infra" / "serve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """The keys of three callers, and their file."""
+
+    path: Path
+    team: str
+    meek: str
+    limited: str
+
+    def write(self, **more: str) -> None:
+        """The file, with further keys by their owner."""
+        owners = {"team": self.team, "meek": self.meek, "limited": self.limited, **more}
+        entries: list[dict[str, Any]] = [{"id": one, "sha256": digest_of(key).hex()} for one, key in owners.items()]
+        entries[2]["requests_per_minute"] = 1
+        self.path.write_text(yaml.safe_dump({"keys": entries}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Guarded:
     """A deployment with keys and certificates."""
 
     served: Served
-    keys: Path
-    key: str
-    limited: str
+    keys: Keys
 
     def client(self, key: str) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"http://{self.served.http_address}/v1", api_key=key, max_retries=0, timeout=60)
-
-    def entries(self) -> list[dict[str, Any]]:
-        return [
-            {"id": "team", "sha256": digest_of(self.key).hex()},
-            {"id": "limited", "sha256": digest_of(self.limited).hex(), "requests_per_minute": 1},
-        ]
 
 
 @pytest.fixture(scope="module")
@@ -59,27 +68,21 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     settings["http"] = {"max_body_mib": 0.25}
     config = folder / "guarded.yaml"
     config.write_text(yaml.safe_dump(settings))
-    key, limited = new_key(), new_key()
-    keys = folder / "keys.yaml"
-    with_keys = [{"id": "team", "sha256": digest_of(key).hex()}]
-    keys.write_text(
-        yaml.safe_dump(
-            {"keys": [*with_keys, {"id": "limited", "sha256": digest_of(limited).hex(), "requests_per_minute": 1}]}
-        )
-    )
+    keys = Keys(path=folder / "keys.yaml", team=new_key(), meek=new_key(), limited=new_key())
+    keys.write()
     with served(config, folder / "serve.log") as cluster:
-        yield Guarded(served=cluster, keys=keys, key=key, limited=limited)
+        yield Guarded(served=cluster, keys=keys)
 
 
 @pytest.fixture
 async def client(guarded: Guarded) -> AsyncIterator[AsyncOpenAI]:
-    async with guarded.client(guarded.key) as made:
+    async with guarded.client(guarded.keys.team) as made:
         yield made
 
 
 async def test_both_doors_give_the_same_text(guarded: Guarded, client: AsyncOpenAI) -> None:
     answer = await client.completions.create(model="scripted", prompt="HELLO", max_tokens=60, seed=5, logprobs=1)
-    async with OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.key)) as grpc_client:
+    async with OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.keys.team)) as grpc_client:
         request = GenerationRequest(text="HELLO", max_tokens=60, seed=5, top_logprobs=1)
         (expected,) = (await grpc_client.generate(request)).choices
     assert answer.choices[0].text == expected.text
@@ -130,10 +133,10 @@ async def test_speculation_is_reported(client: AsyncOpenAI) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_sequence(guarded: Guarded, client: AsyncOpenAI) -> None:
-    async with OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.key)) as grpc_client:
+    async with OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.keys.team)) as grpc_client:
         for stream in (True, False):
             body = {"model": "scripted", "prompt": "HELLO", "max_tokens": 4000, "stream": stream, "n": 8}
-            headers = {"authorization": f"Bearer {guarded.key}"}
+            headers = {"authorization": f"Bearer {guarded.keys.team}"}
             async with httpx.AsyncClient(base_url=f"http://{guarded.served.http_address}", headers=headers) as raw:
                 asking = asyncio.create_task(raw.post("/v1/completions", json=body))
                 await running(grpc_client, 8)
@@ -148,13 +151,45 @@ async def running(client: OutriderClient, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
+async def test_many_streams_at_once_are_those_of_each_alone(client: AsyncOpenAI) -> None:
+    async def text(seed: int, *, stream: bool) -> str:
+        wishes: Any = {"model": "scripted", "prompt": "HELLO", "max_tokens": 150, "seed": seed}
+        if not stream:
+            return (await client.completions.create(**wishes)).choices[0].text
+        return "".join(
+            [chunk.choices[0].text async for chunk in await client.completions.create(**wishes, stream=True)]
+        )
+
+    together = await asyncio.gather(*(text(seed, stream=True) for seed in range(24)))
+    for seed in (0, 11, 23):
+        assert together[seed] == await text(seed, stream=False)
+    assert len(set(together)) == 24
+
+
+async def test_no_key_waits_for_all_that_another_has_sent(guarded: Guarded) -> None:
+    wishes: Any = {"model": "scripted", "prompt": "HELLO", "max_tokens": 300, "extra_body": {"priority": -100}}
+    async with (
+        guarded.client(guarded.keys.team) as greedy,
+        guarded.client(guarded.keys.meek) as meek,
+        OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.keys.team)) as grpc_client,
+    ):
+        crowd = [asyncio.ensure_future(greedy.completions.create(**wishes)) for _ in range(80)]
+        async with asyncio.timeout(60):
+            while (await grpc_client.speculation_status())[0].waiting < 60:
+                assert not all(one.done() for one in crowd)
+                await asyncio.sleep(0.01)
+        await meek.completions.create(**wishes | {"extra_body": {"priority": 100}})
+        assert sum(one.done() for one in crowd) < 60, "in order of arrival it would be the last of all"
+        await asyncio.gather(*crowd)
+
+
 async def test_errors_are_openais(guarded: Guarded, client: AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         await client.completions.create(model="scripted", prompt="A", top_p=2)
     assert bad.value.param == "top_p"
     with pytest.raises(openai.NotFoundError):
         await client.completions.create(model="other", prompt="A")
-    headers = {"authorization": f"Bearer {guarded.key}"}
+    headers = {"authorization": f"Bearer {guarded.keys.team}"}
     async with httpx.AsyncClient(base_url=f"http://{guarded.served.http_address}", headers=headers) as raw:
         large = json.dumps({"prompt": "x" * (1 << 18)}).encode()
         assert (await raw.post("/v1/completions", content=large)).status_code == 413
@@ -178,7 +213,7 @@ async def test_keys_hold_at_both_doors(guarded: Guarded) -> None:
 
 
 async def test_serves_proxy_refuses_junk_and_what_is_too_large(guarded: Guarded) -> None:
-    metadata = [("authorization", f"Bearer {guarded.key}")]
+    metadata = [("authorization", f"Bearer {guarded.keys.team}")]
     async with grpc.aio.insecure_channel(
         guarded.served.address, options=[("grpc.max_send_message_length", 1 << 28)]
     ) as channel:
@@ -199,8 +234,8 @@ async def test_a_request_belongs_to_its_key(guarded: Guarded, client: AsyncOpenA
     body: Any = {"model": "scripted", "prompt": "HELLO", "max_tokens": 4000}
     asking = asyncio.ensure_future(client.completions.create(**body, extra_body={"request_id": "mine"}))
     async with (
-        OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.key)) as owner,
-        OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.limited)) as other,
+        OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.keys.team)) as owner,
+        OutriderClient(guarded.served.address, ClientOptions(api_key=guarded.keys.limited)) as other,
     ):
         await running(owner, 1)
         assert not await other.abort("mine")
@@ -214,9 +249,12 @@ async def test_a_request_belongs_to_its_key(guarded: Guarded, client: AsyncOpenA
 
 
 async def test_the_limits_of_a_key_hold_over_both_doors(guarded: Guarded) -> None:
-    options = ClientOptions(api_key=guarded.limited)
+    options = ClientOptions(api_key=guarded.keys.limited)
     off = SpeculationChoice(preference=SpeculationPreference.OFF)
-    async with OutriderClient(guarded.served.address, options) as grpc_client, guarded.client(guarded.limited) as http:
+    async with (
+        OutriderClient(guarded.served.address, options) as grpc_client,
+        guarded.client(guarded.keys.limited) as http,
+    ):
         await grpc_client.generate(GenerationRequest(text="A", max_tokens=1, speculation=off))
         with pytest.raises(openai.RateLimitError) as caught:
             await http.completions.create(model="scripted", prompt="A", max_tokens=1)
@@ -228,17 +266,14 @@ async def test_the_limits_of_a_key_hold_over_both_doors(guarded: Guarded) -> Non
 
 async def test_keys_change_while_it_runs(guarded: Guarded) -> None:
     fresh = new_key()
-    kept = guarded.keys.read_text()
-    guarded.keys.write_text("keys: [")  # a mistake locks nobody out
-    async with guarded.client(guarded.key) as client, guarded.client(fresh) as newcomer:
+    guarded.keys.path.write_text("keys: [")  # a mistake locks nobody out
+    async with guarded.client(guarded.keys.team) as client, guarded.client(fresh) as newcomer:
         await client.models.list()
-        guarded.keys.write_text(
-            yaml.safe_dump({"keys": [*guarded.entries(), {"id": "fresh", "sha256": digest_of(fresh).hex()}]})
-        )
+        guarded.keys.write(fresh=fresh)
         async with asyncio.timeout(30):
             while not await accepted(newcomer):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.1)
-        guarded.keys.write_text(kept)
+        guarded.keys.write()
         async with asyncio.timeout(30):
             while await accepted(newcomer):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.1)
