@@ -12,7 +12,7 @@ from infra.observability.dashboards.write import DASHBOARDS, FOLDER, rendered
 
 from outrider.telemetry.metrics import ALL_METRICS, MetricKind
 
-PROMETHEUS = Path(__file__).parents[2] / "infra" / "observability" / "prometheus"
+PROMETHEUS = Path(__file__).parents[3] / "infra" / "observability" / "prometheus"
 RULES = (PROMETHEUS / "rules.yaml").read_text()
 ALERTS = [rule for group in yaml.safe_load(RULES)["groups"] for rule in group["rules"] if "alert" in rule]
 OWN = r"ray_(?:outrider|spec_decode|gen_ai)_[a-z0-9_]+"
