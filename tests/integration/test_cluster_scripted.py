@@ -21,7 +21,6 @@ from tests.support.served import Served
 
 from outrider.core.errors import (
     DeadlineExceeded,
-    EngineUnavailable,
     InvalidRequest,
     ModelNotFound,
     Unsupported,
@@ -243,58 +242,41 @@ async def test_losing_the_draft_changes_nothing_and_its_return_speeds_up_again(
     assert again.choices[0].text == expected.choices[0].text[:200]
 
 
-class Reader:
-    """Reads a stream until it breaks, and keeps what came."""
-
-    def __init__(self, client: OutriderClient, seed: int) -> None:
-        self.client = client
-        self.seed = seed
-        self.token_ids: list[int] = []
-        self.text = ""
-        self.under_way = asyncio.Event()
-
-    async def run(self) -> str:
-        """Return the cause of the break."""
-        try:
-            await self._read()
-        except EngineUnavailable as error:
-            return error.cause
-        raise AssertionError("the stream ended well")
-
-    async def _read(self) -> None:
-        async with aclosing(self.client.stream(request(max_tokens=LONG, seed=self.seed))) as events:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    self.token_ids.extend(event.token_ids)
-                    self.text += event.text
-                    self.under_way.set()
-
-    async def rest(self) -> str:
-        """The text from where it broke."""
-        resumed = replace(request(max_tokens=LONG, seed=self.seed), resume_token_ids=tuple(self.token_ids))
-        return (await self.client.generate(resumed)).choices[0].text
-
-
-@pytest.mark.parametrize(
-    ("victim", "named"), [("PeerRankActor", "rank 1: its process has died"), ("PrimaryRankActor", "")]
-)
-async def test_a_dead_rank_ends_every_stream_and_each_resumes_with_the_same_text(
-    client: OutriderClient, scripted_cluster: Served, victim: str, named: str
+@pytest.mark.parametrize("victim", ["PeerRankActor", "PrimaryRankActor"])
+async def test_streams_of_a_dead_rank_go_on_when_its_engine_is_rebuilt(
+    client: OutriderClient, scripted_cluster: Served, victim: str
 ) -> None:
-    expected = [(await client.generate(request(max_tokens=LONG, seed=seed))).choices[0].text for seed in (1, 2)]
-    readers = [Reader(client, seed) for seed in (1, 2)]
-    broken = [asyncio.ensure_future(reader.run()) for reader in readers]
-    by_itself = asyncio.ensure_future(client.generate(request(max_tokens=LONG, seed=1), resume=True))
+    seeds = (1, 2)
+    expected = [await client.generate(request(max_tokens=LONG, seed=seed)) for seed in seeds]
+    (before,) = await client.speculation_status()
+    under_way = asyncio.Semaphore(0)
+    streams = [asyncio.ensure_future(read(client, seed, under_way)) for seed in seeds]
     async with asyncio.timeout(30):
-        await asyncio.gather(*(reader.under_way.wait() for reader in readers))
+        for _ in seeds:
+            await under_way.acquire()
     scripted_cluster.kill(victim)
-    causes = await asyncio.gather(*broken)
-    assert all(named in cause for cause in causes), causes
-    assert (await by_itself).choices[0].text == expected[0]
-    for reader, text in zip(readers, expected, strict=True):
-        assert reader.text + await reader.rest() == text
-    (engine,) = await client.speculation_status()
-    assert engine.ready
+    for (text, token_ids, end), whole in zip(await asyncio.gather(*streams), expected, strict=True):
+        assert (text, tuple(token_ids)) == (whole.choices[0].text, whole.choices[0].token_ids)
+        assert end.usage == whole.choices[0].end.usage
+        assert end.speculation.stats.committed < LONG, "the engine that was lost made a part"
+    (after,) = await client.speculation_status()
+    assert after.ready
+    assert after.engine_id == before.engine_id
+
+
+async def read(client: OutriderClient, seed: int, under_way: asyncio.Semaphore) -> tuple[str, list[int], ChoiceEnd]:
+    """Text, ids and end of a stream that the client does not resume."""
+    text, token_ids = "", list[int]()
+    async with aclosing(client.stream(request(max_tokens=LONG, seed=seed))) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                if not token_ids:
+                    under_way.release()
+                text += event.text
+                token_ids += event.token_ids
+            elif isinstance(event, ChoiceEnd):
+                return text, token_ids, event
+    raise AssertionError("a stream without an end")
 
 
 async def test_a_hung_rank_is_found_by_its_silence_and_killed(client: OutriderClient, scripted_cluster: Served) -> None:
