@@ -15,7 +15,7 @@ from outrider.decoding.keys import Counter
 from outrider.decoding.noise import gumbel_at, gumbel_rows, seed_rows
 from outrider.decoding.transfer import device_index
 
-__all__ = ["DrawRow", "first_argmax", "perturbed"]
+__all__ = ["DrawRow", "first_argmax", "perturbed", "with_noise"]
 
 
 _TILE = 64
@@ -37,15 +37,20 @@ def perturbed(log_weights: Tensor, rows: Sequence[DrawRow]) -> Tensor:
 
     A row's values depend on its own log-weights and counter alone.
     """
-    # Which tokens are kept is known on the device only: the host would have to wait for it.
-    may_look = log_weights.device.type == "cpu"
-    dense = [i for i, row in enumerate(rows) if row.counter is not None and not (row.truncated and may_look)]
-    sparse = [i for i, row in enumerate(rows) if row.counter is not None and row.truncated and may_look]
-    if not dense and not sparse:
+    noisy = [i for i, row in enumerate(rows) if row.counter is not None]
+    if not noisy:
         return log_weights
     seeds = seed_rows([row.counter for row in rows if row.counter is not None], device=log_weights.device)
-    noisy = [i for i, row in enumerate(rows) if row.counter is not None]
-    if len(dense) == len(rows):
+    return with_noise(log_weights, seeds, noisy, [rows[i].truncated for i in noisy])
+
+
+def with_noise(log_weights: Tensor, seeds: Tensor, noisy: Sequence[int], truncated: Sequence[bool]) -> Tensor:
+    """`perturbed` where the rows with noise, ascending, have their seeds [noisy, 2] already."""
+    # Which tokens are kept is known on the device only: the host would have to wait for it.
+    may_look = log_weights.device.type == "cpu" and any(truncated)
+    dense = [i for i, cut in zip(noisy, truncated, strict=True) if not cut] if may_look else noisy
+    sparse = [i for i, cut in zip(noisy, truncated, strict=True) if cut] if may_look else []
+    if len(dense) == log_weights.shape[0]:
         return gumbel_rows(seeds, log_weights.shape[1]).to(log_weights.dtype).add_(log_weights)
     scores = log_weights.clone()
     index = partial(device_index, device=log_weights.device)
@@ -54,7 +59,7 @@ def perturbed(log_weights: Tensor, rows: Sequence[DrawRow]) -> Tensor:
         noise = gumbel_rows(seeds.index_select(0, index([place[i] for i in dense])), log_weights.shape[1])
         scores.index_add_(0, index(dense), noise.to(scores.dtype))
     if sparse:
-        candidates = log_weights if len(sparse) == len(rows) else log_weights.index_select(0, index(sparse))
+        candidates = log_weights if len(sparse) == log_weights.shape[0] else log_weights.index_select(0, index(sparse))
         kept_row, kept_id = (candidates > -torch.inf).nonzero().unbind(1)
         noise = gumbel_at(seeds.index_select(0, index([place[i] for i in sparse]))[kept_row], kept_id)
         target_row = index(sparse)[kept_row]

@@ -8,10 +8,14 @@ the same words over tensors; `hash_word` is their definition.
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["Counter", "Purpose", "derive_key", "hash_word", "uniform"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["MASK_64", "Counter", "Purpose", "derive_key", "hash_word", "stream_seeds", "uniform"]
 
 _MASK_32 = 0xFFFFFFFF
-_MASK_64 = 0xFFFFFFFFFFFFFFFF
+MASK_64 = 0xFFFFFFFFFFFFFFFF
+"""Keys count modulo 2**64."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _PURPOSE_STEP = 0xD1342543DE82EF95
 
@@ -42,7 +46,7 @@ class Counter:
     @property
     def seed(self) -> int:
         """64 bits that select the stream over token ids."""
-        mixed = _mix_64(_mix_64(self.key & _MASK_64) + _GOLDEN * (self.position + 1))
+        mixed = _mix_64(_mix_64(self.key & MASK_64) + _GOLDEN * (self.position + 1))
         return _mix_64(mixed + _PURPOSE_STEP * (self.purpose + 1))
 
 
@@ -51,7 +55,7 @@ def derive_key(seed: int, sample_index: int) -> int:
 
     Distinct sample indices of one seed never share a key. Seeds are taken modulo 2**64.
     """
-    return _mix_64(_mix_64((seed + _GOLDEN) & _MASK_64) + _PURPOSE_STEP * sample_index)
+    return _mix_64(_mix_64((seed + _GOLDEN) & MASK_64) + _PURPOSE_STEP * sample_index)
 
 
 def hash_word(seed: int, token_id: int) -> int:
@@ -78,9 +82,24 @@ def uniform(key: int, position: int, purpose: Purpose) -> float:
     return ((word >> 12) + 0.5) * 2.0**-52
 
 
+def stream_seeds(
+    keys: NDArray[np.uint64], positions: NDArray[np.uint64], purposes: NDArray[np.uint64] | np.uint64
+) -> NDArray[np.uint64]:
+    """`Counter.seed` of many counters at once, each array [counters]; integers of 64 bits wrap around."""
+    mixed = _mix_array(_mix_array(keys) + np.uint64(_GOLDEN) * (positions + np.uint64(1)))
+    return _mix_array(mixed + np.uint64(_PURPOSE_STEP) * (purposes + np.uint64(1)))
+
+
+def _mix_array(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`_mix_64` of every word."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
 def _mix_64(word: int) -> int:
     """A bijection of 64-bit words in which every input bit reaches every output bit (splitmix64's finalizer)."""
-    word &= _MASK_64
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    word &= MASK_64
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK_64
     return word ^ (word >> 31)

@@ -7,16 +7,20 @@ within [-2.9, 22.9] and never reaches infinity (the textbook form does, at some 
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.decoding.keys import Counter, Purpose
-from outrider.decoding.transfer import device_tensor
+from outrider.decoding.keys import MASK_64, Counter, Purpose, stream_seeds
+from outrider.decoding.transfer import to_device
 
-__all__ = ["gumbel", "gumbel_at", "gumbel_rows", "seed_rows", "words_to_gumbel"]
+__all__ = ["gumbel", "gumbel_at", "gumbel_rows", "seed_rows", "seed_runs", "words_to_gumbel"]
 
 _SIGN_32 = 1 << 31
 _RANGE_32 = 1 << 32
+# So few seeds are mixed sooner one by one than by calls on arrays.
+_FEW_ROWS = 12
 _BELOW_ONE = 1.0 - 2.0**-24
 
 
@@ -32,9 +36,35 @@ def gumbel(key: int, position: int, purpose: Purpose, token_ids: Tensor | int) -
 
 def seed_rows(counters: Sequence[Counter], *, device: torch.device) -> Tensor:
     """The streams of several positions as int32 halves, low and high: [rows, 2]."""
-    seeds = [counter.seed for counter in counters]
-    halves = [(_signed(seed % _RANGE_32), _signed(seed >> 32)) for seed in seeds]
-    return device_tensor(halves, dtype=torch.int32, device=device).reshape(-1, 2)
+    if len(counters) <= _FEW_ROWS:
+        return _halves(np.array([counter.seed for counter in counters], dtype=np.uint64), device)
+    keys = np.array([counter.key & MASK_64 for counter in counters], dtype=np.uint64)
+    positions = np.array([counter.position for counter in counters], dtype=np.uint64)
+    purposes = np.array([counter.purpose for counter in counters], dtype=np.uint64)
+    return _halves(stream_seeds(keys, positions, purposes), device)
+
+
+def seed_runs(keys: Sequence[int], starts: Sequence[int], counts: Sequence[int], purpose: Purpose) -> Tensor:
+    """`seed_rows` of runs of positions, starts[i] … starts[i] + counts[i] - 1 under keys[i], on the host."""
+    if sum(counts) <= _FEW_ROWS:
+        runs = zip(keys, starts, counts, strict=True)
+        every = [
+            Counter(key=key, position=position, purpose=purpose)
+            for key, start, count in runs
+            for position in range(start, start + count)
+        ]
+        return seed_rows(every, device=torch.device("cpu"))
+    lengths = np.array(counts)
+    first = np.cumsum(lengths) - lengths
+    positions = np.arange(lengths.sum()) + np.repeat(np.array(starts) - first, lengths)
+    every_key = np.repeat(np.array([key & MASK_64 for key in keys], dtype=np.uint64), lengths)
+    seeds = stream_seeds(every_key, positions.astype(np.uint64), np.uint64(purpose))
+    return _halves(seeds, torch.device("cpu"))
+
+
+def _halves(seeds: NDArray[np.uint64], device: torch.device) -> Tensor:
+    low_high = seeds.astype("<u8", copy=False).view("<i4").reshape(-1, 2)
+    return to_device(torch.from_numpy(low_high), device)
 
 
 def gumbel_rows(seeds: Tensor, num_tokens: int) -> Tensor:

@@ -16,12 +16,13 @@ from outrider.core.proposal import SparseLaw
 from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import VerificationRule
 from outrider.core.verdict import TokenLogprobs, Verdict
-from outrider.decoding.draw import DrawRow, first_argmax, perturbed
-from outrider.decoding.keys import Counter, Purpose
+from outrider.decoding.draw import first_argmax, with_noise
+from outrider.decoding.keys import Purpose
 from outrider.decoding.laws import LawBlock, takes_maximum, target_law, valid_logits
 from outrider.decoding.logprobs import LogprobRequest, raw_logprobs
+from outrider.decoding.noise import seed_runs
 from outrider.decoding.rejection import RejectionBlock, judge_by_rejection, point_mass
-from outrider.decoding.transfer import device_index
+from outrider.decoding.transfer import device_index, to_device
 
 __all__ = ["VerifyRow", "verify"]
 
@@ -136,12 +137,24 @@ def _coupled_draws(law: Tensor, rows: Sequence[VerifyRow], chosen: Sequence[int]
     if len(chosen) < len(rows):
         wanted = [starts[i] + j for i in chosen for j in range(rows[i].num_rows)]
         law = law.index_select(0, device_index(wanted, law.device))
-    draws = []
-    for row in (rows[i] for i in chosen):
-        for position in range(len(row.prefix), len(row.prefix) + row.num_rows):
-            counter = Counter(key=row.noise_key, position=position, purpose=Purpose.TARGET)
-            draws.append(DrawRow(counter=None if row.sampling.greedy else counter, truncated=row.sampling.truncates))
-    return first_argmax(perturbed(law, draws))
+    drawn = [rows[i] for i in chosen]
+    sampled = [row for row in drawn if not row.sampling.greedy]
+    if not sampled:
+        return first_argmax(law)
+    seeds = seed_runs(
+        [row.noise_key for row in sampled],
+        [len(row.prefix) for row in sampled],
+        [row.num_rows for row in sampled],
+        Purpose.TARGET,
+    )
+    noisy = [
+        start + j
+        for row, start in zip(drawn, _starts(drawn), strict=True)
+        if not row.sampling.greedy
+        for j in range(row.num_rows)
+    ]
+    truncated = [cuts for row in sampled for cuts in (row.sampling.truncates,) * row.num_rows]
+    return first_argmax(with_noise(law, to_device(seeds, law.device), noisy, truncated))
 
 
 def _matching(draft_token_ids: Sequence[int], draws: Sequence[int]) -> tuple[int, ...]:

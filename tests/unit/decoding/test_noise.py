@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from outrider.decoding.keys import Counter, Purpose, derive_key, hash_word
-from outrider.decoding.noise import gumbel, gumbel_at, gumbel_rows, seed_rows, words_to_gumbel
+from outrider.decoding.noise import gumbel, gumbel_at, gumbel_rows, seed_rows, seed_runs, words_to_gumbel
 
 CPU = torch.device("cpu")
 
@@ -98,3 +98,18 @@ def test_argmax_of_log_probability_plus_noise_follows_the_law() -> None:
     noise = gumbel_rows(seed_rows(counters(60_000), device=CPU), len(p))
     observed = (p.log() + noise).argmax(1).bincount(minlength=len(p))
     assert stats.chisquare(observed.numpy(), p.numpy() * 60_000 / p.sum().item()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("counts", [[1], [2, 1, 3], [5, 8, 1, 30], [64] * 5])
+def test_runs_of_positions_have_the_seeds_of_their_counters(counts: list[int]) -> None:
+    keys = [0, (1 << 64) - 1, 12345678901234567890, 7, 1 << 63][: len(counts)]
+    starts = [0, 3, 1 << 20, 100, 5][: len(counts)]
+    every = [
+        Counter(key=key, position=start + j, purpose=Purpose.TARGET)
+        for key, start, count in zip(keys, starts, counts, strict=True)
+        for j in range(count)
+    ]
+    seeds = seed_runs(keys, starts, counts, Purpose.TARGET)
+    assert torch.equal(seeds, seed_rows(every, device=CPU))
+    unsigned = [int(low) % (1 << 32) | int(high) % (1 << 32) << 32 for low, high in seeds.tolist()]
+    assert unsigned == [one.seed for one in every]
