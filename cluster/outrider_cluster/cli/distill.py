@@ -51,7 +51,7 @@ def distill(
     method: Method = "draft_model",
     layers: Annotated[int, typer.Option(help="Of the draft model; they start from the target's.")] = 4,
     hidden_size: HiddenSize = None,
-    vocabulary: Annotated[int, typer.Option(help="Ids that the draft can propose.")] = 6144,
+    vocabulary: Annotated[int, typer.Option(help="Ids that the draft can propose.")] = 5120,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of a sampled answer.")] = 112,
     slots: Annotated[int, typer.Option(help="Texts sampled at once.")] = 64,
     held_out: HeldOut = _SETS,

@@ -20,6 +20,8 @@ from outrider.engine.tokenizer import Tokenizer
 __all__ = ["engine_for", "sample_texts"]
 
 _BLOCK_SIZE = 16
+_CUDA_BLOCK_SIZE = 256
+"""Of torch's paged attention, which only CUDA has."""
 _MAX_PROMPT_TOKENS = 256
 
 
@@ -97,17 +99,18 @@ def engine_for(
     settings: DistillSettings, model: str, *, num_slots: int, max_len: int, progress: Progress
 ) -> Iterator[ModelEngine]:
     """An engine of that model with KV for so many texts; closed at the end. Raises as `build_engine`."""
+    block_size = _CUDA_BLOCK_SIZE if settings.device.startswith("cuda") else _BLOCK_SIZE
     engine = build_engine(
         EngineConfig(
             model=model,
             cache_dir=settings.cache_dir,
             device=settings.device,
             dtype=settings.dtype,
-            block_size=_BLOCK_SIZE,
-            num_blocks=blocks_needed(num_slots=num_slots, max_len=max_len, block_size=_BLOCK_SIZE),
+            block_size=block_size,
+            num_blocks=blocks_needed(num_slots=num_slots, max_len=max_len, block_size=block_size),
             max_model_len=max_len,
             threads=settings.threads,
-            attention="gather",
+            cuda_graphs="off",
         ),
         progress,
     )

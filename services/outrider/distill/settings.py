@@ -48,7 +48,7 @@ class DistillSettings:
     num_layers: int = 4
     hidden_size: int | None = None
     """Channels of the draft model; None: the target's, whose first layers it then starts from."""
-    vocabulary_size: int = 6144
+    vocabulary_size: int = 5120
     """Ids that the draft can propose."""
     max_new_tokens: int = 112
     num_slots: int = 64

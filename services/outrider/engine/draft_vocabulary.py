@@ -69,5 +69,5 @@ class ScatteredHead(nn.Module):
         """Rows [n, hidden_size] to float32 [n, vocab_size]."""
         known: Tensor = self.head(rows).float()
         full = known.new_full((rows.shape[0], self._vocab_size), -torch.inf)
-        full[:, self._token_ids] = known
+        full.index_copy_(1, self._token_ids, known)
         return full
