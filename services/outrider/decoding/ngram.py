@@ -44,12 +44,17 @@ class NgramIndex:
         The longest matching suffix counts, at its most recent earlier occurrence. Where the match
         overlaps the end of the text, the copy goes on through itself, so a loop is continued.
         """
+        length = self.match_len
+        return self._copy(self._next[tuple(self._tokens[-length:])], k) if length else ()
+
+    @property
+    def match_len(self) -> int:
+        """Length of the longest suffix, within the bounds, that occurred before; 0 without one."""
         tokens = self._tokens
         for n in range(min(self._max_n, len(tokens)), self._min_n - 1, -1):
-            start = self._next.get(tuple(tokens[-n:]))
-            if start is not None:
-                return self._copy(start, k)
-        return ()
+            if tuple(tokens[-n:]) in self._next:
+                return n
+        return 0
 
     def _copy(self, start: int, k: int) -> tuple[int, ...]:
         """k tokens from index `start` on; those behind the end are the proposed ones themselves."""

@@ -23,6 +23,7 @@ from outrider.target.ngram_proposer import NgramProposer
 from outrider.target.proposers import Proposer, ProposerSet
 from outrider.target.scheduler import Scheduler
 from outrider.target.sessions import SessionBoard
+from outrider.target.source_choice import SourceChoice
 from outrider.target.tuner import SpeculationTuner
 from outrider.target.verifier import Verifier
 from outrider.telemetry.spans import NullSequenceSpans, SequenceSpans
@@ -70,8 +71,11 @@ def build_loop(
                 feed=None if features is None else FeatureFeed(features, kv),
             )
         )
+    choice: SourceChoice | None = None
     if config.prompt_lookup_max:
-        proposers.append(NgramProposer(min_n=config.prompt_lookup_min, max_n=config.prompt_lookup_max))
+        ngram = NgramProposer(min_n=config.prompt_lookup_min, max_n=config.prompt_lookup_max)
+        choice = SourceChoice(ngram) if proposers else None
+        proposers.append(ngram)
     scheduler = Scheduler(config, kv)
     return EngineLoop(
         scheduler=scheduler,
@@ -80,7 +84,7 @@ def build_loop(
             max_draft_tokens_limit=config.max_draft_tokens_limit,
             tuner=SpeculationTuner(counters.verify_times, counters.proposers),
         ),
-        proposers=ProposerSet(proposers),
+        proposers=ProposerSet(proposers, choice),
         verifier=Verifier(engine, num_valid_ids=num_valid_ids),
         counters=counters,
         spans=spans or NullSequenceSpans(),

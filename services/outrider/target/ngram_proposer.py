@@ -97,6 +97,10 @@ class NgramProposer:
     def close(self) -> None:
         """Nothing to stop."""
 
+    def match_len(self, running: RunningSequence) -> int:
+        """Tokens of the longest suffix that stood in the text before; 0 without one."""
+        return self._caught_up(running).match_len
+
     def _caught_up(self, running: RunningSequence) -> NgramIndex:
         index, known = self._indexes.get(running.handle) or (NgramIndex(min_n=self._min_n, max_n=self._max_n), 0)
         index.extend(running.sequence.token_ids[known:])

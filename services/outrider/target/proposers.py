@@ -1,8 +1,8 @@
 """Where blocks come from: the port every proposer implements, and the choice between them.
 
 With a draft and n-grams together, the choice depends only on what was known before any token of
-the round was drawn (is a draft able to serve this sequence, did its block arrive), never on the
-drafted ids; so the rejection rule stays exact.
+the round was drawn (how long is the match, what was accepted before, is a draft able to serve this
+sequence, did its block arrive), never on the drafted ids; so the rejection rule stays exact.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from outrider.core.speculation import SpeculationReason
 from outrider.target.running import Round, RunningSequence
 from outrider.target.scheduler import StepBatch
 
-__all__ = ["DraftTimes", "Proposer", "ProposerCounters", "ProposerSet"]
+__all__ = ["BlockChoice", "DraftTimes", "Proposer", "ProposerCounters", "ProposerSet"]
 
 
 @dataclass(slots=True)
@@ -113,11 +113,31 @@ class Proposer(Protocol):
         ...
 
 
-class ProposerSet:
-    """A draft link, n-grams, both or none, as one proposer: the draft first, n-grams in its stead."""
+class BlockChoice(Protocol):
+    """Decides between a draft and copies of the text, before either's tokens are looked at."""
 
-    def __init__(self, proposers: Sequence[Proposer]) -> None:
+    def copies(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
+        """Blocks, by handle, of the sequences that take a copy whatever the draft has."""
+        ...
+
+    def learn(self, rounds: Sequence[Round]) -> None:
+        """These rounds are over."""
+        ...
+
+    def forget(self, running: RunningSequence) -> None:
+        """This sequence is gone."""
+        ...
+
+
+class ProposerSet:
+    """A draft link, n-grams, both or none, as one proposer.
+
+    The draft comes first and n-grams in its stead, unless `choice` prefers a copy.
+    """
+
+    def __init__(self, proposers: Sequence[Proposer], choice: BlockChoice | None = None) -> None:
         self._proposers = tuple(proposers)
+        self._choice = choice
 
     def problem(self) -> SpeculationReason | None:
         """None when any proposer can serve."""
@@ -163,7 +183,7 @@ class ProposerSet:
 
     def collect(self, wanted: Sequence[RunningSequence]) -> dict[int, Proposal]:
         """Ask in order; a later proposer is asked only for sequences that still have no block."""
-        found: dict[int, Proposal] = {}
+        found = {} if self._choice is None else self._choice.copies(wanted)
         for one in self._proposers:
             missing = [running for running in wanted if running.handle not in found]
             found.update(one.collect(missing))
@@ -177,11 +197,15 @@ class ProposerSet:
 
     def inform(self, rounds: Sequence[Round]) -> None:
         """Tell every proposer."""
+        if self._choice is not None:
+            self._choice.learn(rounds)
         for one in self._proposers:
             one.inform(rounds)
 
     def forget(self, running: RunningSequence) -> None:
         """Tell every proposer."""
+        if self._choice is not None:
+            self._choice.forget(running)
         for one in self._proposers:
             one.forget(running)
 
