@@ -14,6 +14,7 @@ import openai
 import pytest
 import yaml
 from openai import AsyncOpenAI
+from openai.types import Completion
 from tests.support.certificates import Authority
 from tests.support.served import Served, served
 
@@ -155,10 +156,10 @@ async def test_many_streams_at_once_are_those_of_each_alone(client: AsyncOpenAI)
     async def text(seed: int, *, stream: bool) -> str:
         wishes: Any = {"model": "scripted", "prompt": "HELLO", "max_tokens": 150, "seed": seed}
         if not stream:
-            return (await client.completions.create(**wishes)).choices[0].text
-        return "".join(
-            [chunk.choices[0].text async for chunk in await client.completions.create(**wishes, stream=True)]
-        )
+            whole: Completion = await client.completions.create(**wishes)
+            return whole.choices[0].text
+        chunks = await client.completions.create(**wishes, stream=True)
+        return "".join([chunk.choices[0].text async for chunk in chunks])
 
     together = await asyncio.gather(*(text(seed, stream=True) for seed in range(24)))
     for seed in (0, 11, 23):
