@@ -61,6 +61,11 @@ class AutoscalingSettings(Section):
     def _ordered(self) -> "AutoscalingSettings":
         if self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas {self.max_replicas} is below min_replicas {self.min_replicas}")
+        if self.look_back_s <= self.measure_interval_s:
+            raise ValueError(
+                f"look_back_s {self.look_back_s:g} must exceed measure_interval_s {self.measure_interval_s:g}: "
+                "a mean needs more than one report"
+            )
         return self
 
 

@@ -93,6 +93,11 @@ def test_fixed_numbers_of_replicas_need_no_policy() -> None:
     assert served.__module__ == policy.__module__
 
 
+def test_a_mean_over_less_than_two_reports_is_refused() -> None:
+    with pytest.raises(ValueError, match="look_back_s 5 must exceed measure_interval_s 5"):
+        AutoscalingSettings(measure_interval_s=5, look_back_s=5)
+
+
 class Fleet:
     """Serve's autoscaler of one application, fed by hand."""
 
