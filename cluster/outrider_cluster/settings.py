@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from outrider.core.errors import ConfigError
+from outrider.engine.models.heads import is_head
 from outrider.engine.models.prepare import default_cache_dir
 from outrider.rpc.channel_options import MAX_MESSAGE_BYTES
 from outrider_cluster.sections import (
@@ -151,6 +152,8 @@ class Settings(Section):
             )
         if draft.method == "eagle3":
             return self._head_problem(draft)
+        if is_head(draft.model):
+            return f"draft.method: {draft.model!r} is an EAGLE-3 head; set draft.method to eagle3"
         if not self.engine.has_weights and draft.quantization != "none":
             return f"draft.quantization: the {self.engine.value} engine has no weights to quantise"
         return None

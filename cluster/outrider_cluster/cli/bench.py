@@ -29,7 +29,12 @@ _FILE_WIDTH = 160
 Engine = Annotated[
     Literal["torch", "scripted"], typer.Option(help="scripted: the CPU time of the engine loop alone, no model.")
 ]
-Draft = Annotated[str, typer.Option(help="self: the target in four bits; ngram; none; or a model (smollm2-draft).")]
+Draft = Annotated[
+    str,
+    typer.Option(
+        help="self: the target in four bits; ngram; none; or a model or head (smollm2-draft, smollm2-eagle3)."
+    ),
+]
 DType = Annotated[Literal["fp32", "bf16", "float32", "bfloat16"], typer.Option(help="Of every model.")]
 DraftThreads = Annotated[int | None, typer.Option(help="Compute threads of the draft; default: --threads.")]
 How = Annotated[Literal["sequential", "cached", "auto"], typer.Option("--mode", help="How blocks are obtained.")]

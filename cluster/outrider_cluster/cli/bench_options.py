@@ -9,6 +9,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.policy import GateSettings
 from outrider.core.speculation import SpeculationMode
 from outrider.engine.config import DType
+from outrider.engine.models.heads import is_head
 from outrider.engine.models.prepare import Progress
 from outrider.local.bench.plan import BenchPlan, Mode
 from outrider.local.bench.prompts import PromptSet, load_prompt_file, load_prompt_sets, prompt_folder
@@ -130,8 +131,8 @@ def _modes(modes: str | None, *, draft: str, peer: str | None, remote: bool) -> 
         if remote:
             raise ConfigError("--peer: runs beside a local engine, not beside a deployment")
         able.append(Mode.HF_PLAIN)
-        # transformers has no four-bit copy of the target, so there is no equal pair to compare with.
-        if draft not in (NO_DRAFT, SELF_DRAFT):
+        # transformers runs no four-bit copy of the target and no head: there is no equal pair to compare with.
+        if draft not in (NO_DRAFT, SELF_DRAFT) and not is_head(draft):
             able.append(Mode.HF_ASSISTED)
     if modes is None:
         return tuple(able)

@@ -43,6 +43,7 @@ def test_a_draft_that_is_switched_off_costs_the_target_nothing() -> None:
     ("sections", "problem"),
     [
         ({"draft": {"model": "self"}}, "draft.model: method eagle3 needs"),
+        ({"draft": {"method": "draft_model", "model": "smollm2-eagle3"}}, "is an EAGLE-3 head; set draft.method"),
         ({"draft": {"quantization": "int4"}}, "draft.quantization: an eagle3 head"),
         ({"speculation": {"mode": "cached"}}, "speculation.mode: an eagle3 head"),
     ],
