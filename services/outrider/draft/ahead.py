@@ -83,12 +83,9 @@ class AheadDrafter:
                 [made.branch for _, made in planned],
                 num_valid_ids=min(flight.link.vocab_size for flight, _ in planned),
                 keep_wanted=lambda branches: self._keep(branches, flights, poll),
+                while_running=lambda: self._send_finished(flights, poll),
             )
-        self._send(planned)
-        poll()  # takes the tables along
-        current = [(flight, made.branch) for flight, made in planned if flight.current]
-        if current:
-            self.look_beyond([one for _, one in current], min(flight.link.vocab_size for flight, _ in current))
+        self._send_finished(flights, poll)
         self._branches.settle()
 
     def look_beyond(self, branches: Sequence[Branch], num_valid_ids: int) -> None:
@@ -180,6 +177,7 @@ class AheadDrafter:
         chosen: list[tuple[_Flight, Outcome]] = []
         for one in flights:
             budget, model = one.in_flight.branch_budget, self._residents.model
+            one.in_flight.block_len = one.in_flight.num_draft_tokens
             chosen += [
                 (one, each) for each in likely_outcomes(one.in_flight, model, one.sequence.eos_token_ids, budget)
             ]
@@ -201,71 +199,86 @@ class AheadDrafter:
         """
         sequence, in_flight, kv = flight.sequence, flight.in_flight, self._residents.kv
         shared = in_flight.base_len + outcome.num_accepted
-        k = min(in_flight.num_draft_tokens, self._engine.limits.max_model_len - shared)
+        most = self._engine.limits.max_model_len
+        k = min(in_flight.num_draft_tokens, most - shared)
         length = shared + k  # the prefix, the next token, and all drafted tokens but the last
         if k < 1 or len(sequence.written) < shared or not kv.can_fork(sequence.kv_key, shared, length):
             return None
         key = self._residents.new_kv_key()
+        # One token more than the block: see `look_beyond`.
+        beyond = length < most and kv.can_fork(sequence.kv_key, shared, length + 1)
         copies += kv.fork(sequence.kv_key, key, shared)
-        kv.reserve(key, length)
+        kv.reserve(key, length + beyond)
         branch = sequence.new_branch(
             kv_key=key,
             written=[*sequence.text, *in_flight.token_ids[: outcome.num_accepted]],
             pending=[outcome.next_token_id],
-            num_draft_tokens=k,
+            num_draft_tokens=k + beyond,
         )
         made = OutcomeBranch(outcome=outcome, branch=branch, block_id=flight.link.next_block_id())
         in_flight.branches[outcome.num_accepted, outcome.next_token_id] = made
         return made
 
     def _keep(self, branches: list[Branch], flights: Sequence[_Flight], poll: Callable[[], None]) -> list[Branch]:
-        """Branches to go on with: those of steps that still run, and have the time for another token.
+        """Branches to go on with: those of steps that still run.
 
         When the time is up a table goes out with what its branches have: a short block beats a late one.
         """
-        poll()
         step_s = self._timer.expected_ms(len(branches)) / 1e3
         now = self._clock.now()
         for flight in flights:
             in_flight = flight.in_flight
             ends_at = in_flight.launched_at + in_flight.budget_s - self._residents.margin.seconds
-            if in_flight.budget_s > 0.0 and now + step_s > ends_at:
+            if in_flight.budget_s > 0.0 and not in_flight.sent and now + step_s > ends_at:
+                lengths = [len(made.branch.token_ids) for made in in_flight.branches.values()]
+                in_flight.block_len = max(1, min(in_flight.block_len, *lengths))
                 for made in in_flight.branches.values():
-                    made.branch.num_draft_tokens = max(1, len(made.branch.token_ids))
+                    made.branch.num_draft_tokens = min(made.branch.num_draft_tokens, in_flight.block_len + 1)
+        if self._wait is None:
+            self._send_finished(flights, poll)  # now, for the next forward keeps the thread
+        poll()
         return [one for one in branches if one.wanted and not one.complete]
 
-    def _send(self, planned: Sequence[tuple[_Flight, OutcomeBranch]]) -> None:
-        """Queue the tables of sequences that are still in flight, best outcomes first."""
-        tables: dict[int, tuple[_Flight, list[OutcomeEntry]]] = {}
-        for flight, made in planned:
-            if flight.current and made.branch.complete:
-                entries = tables.setdefault(id(flight.in_flight), (flight, []))[1]
-                entries.append(_entry(flight, made))
-        for flight, entries in tables.values():
-            self._counters.tables += 1
-            self._counters.outcomes += len(entries)
-            self._residents.spans.drafted(flight.sequence.kv_key, what="table", size=len(entries))
-            for start in range(0, len(entries), _ENTRIES_PER_TABLE):
-                chunk = tuple(entries[start : start + _ENTRIES_PER_TABLE])
-                flight.link.send(
-                    OutcomeTable(
-                        handle=flight.sequence.handle,
-                        base_len=flight.in_flight.base_len,
-                        parent_block_id=flight.in_flight.block_id,
-                        entries=chunk,
-                        last=start + _ENTRIES_PER_TABLE >= len(entries),
-                    )
+    def _send_finished(self, flights: Sequence[_Flight], poll: Callable[[], None]) -> None:
+        """Send the tables whose blocks are all there, each once, best outcomes first."""
+        sent = False
+        for flight in flights:
+            in_flight = flight.in_flight
+            if in_flight.sent or not flight.current or not in_flight.branches:
+                continue
+            branches = [made.branch for made in in_flight.branches.values()]
+            if all(one.complete or len(one.token_ids) >= in_flight.block_len for one in branches):
+                in_flight.sent = sent = True
+                self._send(flight)
+        if sent:
+            poll()  # takes them along
+
+    def _send(self, flight: _Flight) -> None:
+        in_flight = flight.in_flight
+        entries = [_entry(flight, made) for made in in_flight.branches.values()]
+        self._counters.tables += 1
+        self._counters.outcomes += len(entries)
+        self._residents.spans.drafted(flight.sequence.kv_key, what="table", size=len(entries))
+        for start in range(0, len(entries), _ENTRIES_PER_TABLE):
+            flight.link.send(
+                OutcomeTable(
+                    handle=flight.sequence.handle,
+                    base_len=in_flight.base_len,
+                    parent_block_id=in_flight.block_id,
+                    entries=tuple(entries[start : start + _ENTRIES_PER_TABLE]),
+                    last=start + _ENTRIES_PER_TABLE >= len(entries),
                 )
+            )
 
 
 def _entry(flight: _Flight, made: OutcomeBranch) -> OutcomeEntry:
-    outcome = made.outcome
+    outcome, length = made.outcome, flight.in_flight.block_len
     block = Proposal(
         base_len=flight.in_flight.base_len + outcome.num_accepted + 1,
         block_id=made.block_id,
-        token_ids=tuple(made.branch.token_ids),
+        token_ids=tuple(made.branch.token_ids[:length]),
         source=ProposalSource.DRAFT,
-        laws=tuple(made.branch.laws),
+        laws=tuple(made.branch.laws[:length]),
     )
     flight.sequence.remember(block)
     return OutcomeEntry(num_accepted=outcome.num_accepted, next_token_id=outcome.next_token_id, proposal=block)

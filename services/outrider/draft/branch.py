@@ -95,8 +95,11 @@ class BranchDrafter:
         *,
         num_valid_ids: int,
         keep_wanted: Callable[[list[Branch]], list[Branch]],
+        while_running: Callable[[], None] | None = None,
     ) -> None:
         """Complete the branches. Between forwards `keep_wanted` picks those worth going on with.
+
+        `while_running` is called while the device works; never, if the engine's forward keeps the thread.
 
         KV for the prefix and the first K - 1 tokens must be reserved. The last token of a block is
         not run: whether it is ever needed is the verdict's word. What is known of the last tokens
@@ -112,6 +115,8 @@ class BranchDrafter:
             self.settle()
             slices = self._follow_up(active)
             rows = [branch.row or self._row(branch) for branch in active]
+            if while_running is not None and self._wait is not None:
+                while_running()
             one_each = batch.num_rows <= 2 * num_branches
             if self._wait is not None:
                 self._wait()

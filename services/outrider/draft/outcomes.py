@@ -66,7 +66,11 @@ class InFlight:
     branches: dict[tuple[int, int], OutcomeBranch] = field(default_factory=dict)
     """By (accepted length, next token)."""
     done: bool = False
-    """True once the table has been drafted, or cannot be."""
+    """True once the table is being drafted, or cannot be."""
+    block_len: int = 0
+    """Tokens of each block of the table; less than wanted where the time is too short."""
+    sent: bool = False
+    """True once the table has been queued."""
 
 
 def likely_outcomes(

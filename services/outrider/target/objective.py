@@ -12,12 +12,12 @@ from adding draft tokens in the order of their chance to be accepted, as long as
 (Leviathan et al. 2023, section 3; extended to batches and cached outcomes.)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.core.speculation import SpeculationMode
 
-__all__ = ["Choice", "Estimates", "Group", "best_choice", "best_wait", "expected_tokens"]
+__all__ = ["Choice", "Estimates", "Group", "best_choice", "best_of_mode", "best_wait", "expected_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,60 @@ def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
 
 def best_choice(groups: Mapping[Group, int], estimates: Estimates, modes: Iterable[SpeculationMode]) -> Choice:
     """The best of these modes for a batch of `groups` (with their row counts)."""
+    return max((best_of_mode(groups, estimates, mode) for mode in modes), key=lambda one: one.tokens_per_s)
+
+
+def best_of_mode(groups: Mapping[Group, int], estimates: Estimates, mode: SpeculationMode) -> Choice:
+    """The best plan of one mode, plain decoding included.
+
+    For each length of the longest block, which is what drafting costs: below that length draft tokens
+    cost verify rows alone, and enter by their chance, best first. A mode that has passed its best length
+    by two is not followed further.
+    """
     rows = sum(groups.values())
-    choices = []
-    for mode in modes:
-        if mode is SpeculationMode.OFF:
-            plain = rows / max(estimates.verify_s(rows), 1e-9)
-            choices.append(Choice(mode=mode, num_draft_tokens={}, tokens_per_s=plain))
-        else:
-            choices.append(max(_sweep(groups, rows, estimates, mode), key=lambda one: one.tokens_per_s))
-    return max(choices, key=lambda one: one.tokens_per_s)
+    best = Choice(mode=mode, num_draft_tokens={}, tokens_per_s=rows / max(estimates.verify_s(rows), 1e-9))
+    if mode is SpeculationMode.OFF:
+        return best
+    candidates = sorted(
+        ((group.acceptance**m, m, group) for group in groups for m in range(1, group.max_draft_tokens + 1)),
+        key=lambda one: (-one[0], one[1]),
+    )
+    best_longest = 0
+    for longest in range(1, max((group.max_draft_tokens for group in groups), default=0) + 1):
+        found = _best_of_length(groups, [one for one in candidates if one[1] <= longest], estimates, mode, longest)
+        if found.tokens_per_s > best.tokens_per_s:
+            best, best_longest = found, longest
+        elif best_longest and longest > best_longest + 1:
+            break
+    return best
+
+
+def _best_of_length(
+    groups: Mapping[Group, int],
+    candidates: Sequence[tuple[float, int, Group]],
+    estimates: Estimates,
+    mode: SpeculationMode,
+    longest: int,
+) -> Choice:
+    """The best plan whose longest block has at most `longest` tokens, from candidates best first."""
+    cached = mode is SpeculationMode.CACHED
+    share = estimates.hit_rate if cached else 1.0
+    hop_s, step_s = estimates.hop_s, estimates.draft_step_s
+    drafting_s = 2 * hop_s + longest * step_s
+    if cached:
+        drafting_s = max(drafting_s, hop_s + (1 + longest) * step_s)
+    tokens = verified = float(sum(groups.values()))
+    best_rate, best_count = 0.0, 0
+    for count, (survival, _, group) in enumerate(candidates, start=1):
+        tokens += share * survival * groups[group]
+        verified += share * groups[group]
+        verify_s = estimates.verify_s(verified)
+        seconds = max(verify_s, drafting_s) if cached else verify_s + drafting_s
+        rate = tokens / max(seconds, 1e-9)
+        if rate > best_rate:
+            best_rate, best_count = rate, count
+    lengths = {group: m for _, m, group in candidates[:best_count]}
+    return Choice(mode=mode, num_draft_tokens=lengths, tokens_per_s=best_rate)
 
 
 def best_wait(*, hit_rows: float, hit_tokens: float, misses: Mapping[Group, int], estimates: Estimates) -> int:
@@ -96,33 +141,3 @@ def best_wait(*, hit_rows: float, hit_tokens: float, misses: Mapping[Group, int]
         if rate > best_rate:
             best_k, best_rate = k, rate
     return best_k
-
-
-def _sweep(groups: Mapping[Group, int], rows: int, estimates: Estimates, mode: SpeculationMode) -> Iterator[Choice]:
-    """Plans of growing size for each length of the longest block, which is what drafting costs.
-
-    Below that length draft tokens cost verify rows alone, and enter by their chance, best first.
-    """
-    cached = mode is SpeculationMode.CACHED
-    share = estimates.hit_rate if cached else 1.0
-    candidates = sorted(
-        ((group.acceptance**m, m, group) for group in groups for m in range(1, group.max_draft_tokens + 1)),
-        key=lambda one: (-one[0], one[1]),
-    )
-    yield Choice(mode=mode, num_draft_tokens={}, tokens_per_s=rows / max(estimates.verify_s(rows), 1e-9))
-    for longest in range(1, max((group.max_draft_tokens for group in groups), default=0) + 1):
-        tokens = verified = float(rows)
-        chosen: dict[Group, int] = {}
-        for survival, m, group in candidates:
-            if m > longest:
-                continue
-            tokens += share * survival * groups[group]
-            verified += share * groups[group]
-            chosen[group] = m
-            verify_s = estimates.verify_s(verified)
-            if cached:
-                hop_s, step_s = estimates.hop_s, estimates.draft_step_s
-                seconds = max(verify_s, 2 * hop_s + longest * step_s, hop_s + (1 + longest) * step_s)
-            else:
-                seconds = verify_s + 2 * estimates.hop_s + longest * estimates.draft_step_s
-            yield Choice(mode=mode, num_draft_tokens=dict(chosen), tokens_per_s=tokens / max(seconds, 1e-9))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from outrider.core.policy import GateSettings
 from outrider.core.speculation import SpeculationMode
-from outrider.target.objective import Choice, Estimates, Group, best_choice, best_wait, expected_tokens
+from outrider.target.objective import Choice, Estimates, Group, best_of_mode, best_wait, expected_tokens
 from outrider.target.proposers import DraftTimes, ProposerCounters
 from outrider.target.running import Round, RunningSequence
 from outrider.target.step_times import VerifyTimes
@@ -130,14 +130,13 @@ class SpeculationTuner:
         modes = [SpeculationMode.OFF, SpeculationMode.SEQUENTIAL]
         if drafts_ahead:
             modes.append(SpeculationMode.CACHED)
-        best = best_choice(groups, estimates, modes)
-        plain = best_choice(groups, estimates, [SpeculationMode.OFF])
+        choices = {mode: best_of_mode(groups, estimates, mode) for mode in modes}
+        best = max(choices.values(), key=lambda one: one.tokens_per_s)
+        plain = choices[SpeculationMode.OFF]
         if best.tokens_per_s < _MIN_GAIN * plain.tokens_per_s:
             return plain
-        if self._choice is None or best.mode is self._choice.mode or self._choice.mode not in modes:
-            return best
-        same = best_choice(groups, estimates, [self._choice.mode])
-        return best if best.tokens_per_s > _STICKINESS * same.tokens_per_s else same
+        same = choices.get(self.mode) if self._choice is not None else None
+        return same if same is not None and best.tokens_per_s <= _STICKINESS * same.tokens_per_s else best
 
     def _longest(self) -> int:
         chosen = self._choice.num_draft_tokens.values() if self._choice is not None else ()
