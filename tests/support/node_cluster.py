@@ -50,7 +50,7 @@ router:
   num_cpus: 0.1
 grpc: {{port: {grpc_port}}}
 http: {{port: 8000}}
-ray: {{address: "{address}", graceful_shutdown_s: 2}}
+ray: {{address: "{address}", health_check_timeout_s: 20, graceful_shutdown_s: 2}}
 """
 
 

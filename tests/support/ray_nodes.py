@@ -1,5 +1,6 @@
 """A Ray cluster on hosts of a test's own: one raylet per host, the head's state in Redis."""
 
+import json
 import os
 import subprocess
 import sys
@@ -46,8 +47,15 @@ class RayNodes:
         """Start the head, or start it again with what Redis knows. It runs no replicas."""
         # Ray looks for a running head in this file and in all processes of the machine, other hosts' included.
         (self._folder / "ray_current_cluster").unlink(missing_ok=True)
+        # A node that is cut off for half a minute is still there afterwards: the default of 5 is at the edge of that.
+        system = json.dumps({"health_check_failure_threshold": 12})
         self._start(
-            self._head, "--head", f"--port={HEAD_PORT}", f"--temp-dir={self._folder}", "--include-dashboard=false"
+            self._head,
+            "--head",
+            f"--port={HEAD_PORT}",
+            f"--temp-dir={self._folder}",
+            f"--system-config={system}",
+            "--include-dashboard=false",
         )
 
     def start_worker(self, host: Host, labels: Mapping[str, str], *, cpus: int) -> "subprocess.Popen[str]":
