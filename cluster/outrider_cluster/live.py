@@ -29,7 +29,7 @@ LIVE_FIELDS: dict[str, frozenset[str]] = {
 """Fields that the routers apply within one engine step, by section."""
 
 DRAFT_FIELDS: dict[str, frozenset[str]] = {
-    "draft": frozenset({"model", "dtype", "quantization", "max_model_len", "kv", "max_num_seqs", "threads"})
+    "draft": frozenset({"model", "dtype", "quantization", "max_model_len", "kv", "max_num_seqs", "threads", "cuda"})
 }
 """Fields that only a draft replica is built from."""
 
@@ -66,7 +66,7 @@ def _takes(before: Settings, after: Settings, field: str) -> Change:
     if field in ("draft.model", "draft.method") and _has_head(before, after):
         return Change.ROLLING
     if name in DRAFT_FIELDS.get(section, ()):
-        return Change.DRAFT
+        return Change.ROLLING if name == "model" and _reads_features(before, after) else Change.DRAFT
     if section in _CLUSTER_SECTIONS or (section == "model" and before.model.public_name != after.model.public_name):
         return Change.RESTART
     return Change.ROLLING
@@ -75,6 +75,11 @@ def _takes(before: Settings, after: Settings, field: str) -> Change:
 def _has_head(*ones: Settings) -> bool:
     """Whether a draft is a head: its target stores features for it, and has to be built anew with it."""
     return any(one.draft is not None and one.draft.method == "eagle3" for one in ones)
+
+
+def _reads_features(*settings: Settings) -> bool:
+    """Whether a draft of any of these reads what its targets store for this very head."""
+    return any(one.active_draft is not None and one.active_draft.method == "eagle3" for one in settings)
 
 
 def _differences(before: Settings, after: Settings) -> list[str]:

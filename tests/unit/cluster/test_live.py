@@ -91,6 +91,14 @@ def test_another_draft_leaves_the_targets_alone() -> None:
     assert fixed_difference(default_settings(), changed("draft", model="other")) is None
 
 
+def test_another_head_takes_other_targets_which_store_what_it_reads() -> None:
+    values = default_settings().model_dump(mode="json")
+    values["draft"] |= {"method": "eagle3", "model": "head-a", "quantization": "none"}
+    before = Settings.model_validate(values)
+    values["draft"]["model"] = "head-b"
+    assert change_between(before, Settings.model_validate(values)) == (Change.ROLLING, "draft.model")
+
+
 def test_equal_settings_differ_in_nothing() -> None:
     assert change_between(default_settings(), default_settings()) == (Change.NONE, "")
 
