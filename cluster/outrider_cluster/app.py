@@ -120,7 +120,7 @@ def _bundles_on_nodes(scaled: Scaled) -> dict[str, Any]:
 def _common(settings: Settings) -> dict[str, Any]:
     return {
         # Every look-up of the directory would be a line.
-        "logging_config": {"enable_access_log": False},
+        "logging_config": {"enable_access_log": False, "encoding": settings.telemetry.log_format.upper()},
         "user_config": settings.model_dump(mode="json"),
         "health_check_period_s": settings.ray.health_check_period_s,
         "health_check_timeout_s": settings.ray.health_check_timeout_s,

@@ -161,7 +161,8 @@ class TargetFront:
         return self._group
 
     def _on_change(self, view: GroupView) -> None:
-        _log.info("engine %s epoch %d: %s %s", self._replica_id, view.epoch, view.phase.value, view.problem)
+        fields = {"engine_id": self._replica_id, "engine_epoch": view.epoch, "reason": view.problem}
+        _log.info("engine %s", view.phase.value, extra=fields)
         if view.phase is GroupPhase.FAILED:
             self._failures += 1
             self._errors.add(view.problem)

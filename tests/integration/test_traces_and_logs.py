@@ -126,10 +126,11 @@ def log_folder(scripted_cluster: Served) -> Path:
 
 
 def own_lines(folder: Path) -> Iterator[dict[str, Any]]:
+    """Ours, not those of Serve."""
     for path in folder.rglob("worker-*.err"):
         for line in path.read_text(errors="replace").splitlines():
-            if line.startswith("{"):
-                yield json.loads(line)
+            if line.startswith("{") and "service" in (found := json.loads(line)):
+                yield found
 
 
 def files_with(folder: Path, text: bytes) -> list[str]:

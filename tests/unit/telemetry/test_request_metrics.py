@@ -8,7 +8,9 @@ from outrider.core.dispatch import SpeculationOutcome, Timings
 from outrider.core.generation import ChoiceEnd, Usage
 from outrider.core.sequence import Finish, FinishReason
 from outrider.router.metrics import RouterMetrics
+from outrider.router.timing import LoopTime
 from outrider.telemetry import metrics
+from outrider.telemetry.recent_errors import RecentErrors
 from outrider.telemetry.request_metrics import OTHER_CLASS, RequestMetrics, time_per_output_token
 from outrider.telemetry.sink import InMemorySink
 
@@ -113,6 +115,13 @@ class TestRequestMetrics:
             "EngineUnavailable",
         }
         assert sink.label_sets(metrics.SEQUENCES_LOST) == [MODEL]
+
+    async def test_a_lost_engine_is_among_the_last_errors(self, sink: InMemorySink) -> None:
+        errors = RecentErrors(LoopTime())
+        counted = RequestMetrics(sink, model="m", router="r0", errors=errors)
+        counted.engine_lost(replica_id="e1", failed_sequences=3)
+        (error,) = errors.latest_first()
+        assert error.text == "engine e1 was lost with 3 sequences of this router"
 
     def test_engines_that_come_and_go(self, sink: InMemorySink, counted: RequestMetrics) -> None:
         counted.engine_connected(replica_id="r1")
