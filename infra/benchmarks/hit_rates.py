@@ -127,7 +127,9 @@ def write(target: ModelEngine, draft: ModelEngine, streams: list[Stream], num_to
             one.commit(token, verdict.token_ids)
 
 
-def hits(positions: list[Position], model: AcceptanceModel, k: int, branches: int) -> tuple[int, int, int]:
+def hits(
+    positions: list[Position], model: AcceptanceModel, k: int, branches: int, *, sampled: bool
+) -> tuple[int, int, int]:
     """Rounds, rounds whose outcome was in the table, and tokens accepted."""
     rounds = found = accepted = at = 0
     while at + k < len(positions):
@@ -139,6 +141,7 @@ def hits(positions: list[Position], model: AcceptanceModel, k: int, branches: in
             token_ids=tuple(one.drafted for one in window[:k]),
             num_draft_tokens=k,
             branch_budget=branches,
+            sampled=sampled,
             budget_s=0.0,
             launched_at=0.0,
             guesses=[one.guess for one in window],
@@ -148,6 +151,8 @@ def hits(positions: list[Position], model: AcceptanceModel, k: int, branches: in
         found += outcome in {(one.num_accepted, one.next_token_id) for one in table}
         for one in window[: length + 1]:
             model.learn(one.guess.margin, one.guess.rank_of(one.committed))
+        for one in window[: min(length + 1, k)]:
+            model.learn_acceptance(accepted=one.accepted)
         rounds, accepted, at = rounds + 1, accepted + length, at + length + 1
     return rounds, found, accepted
 
@@ -155,7 +160,8 @@ def hits(positions: list[Position], model: AcceptanceModel, k: int, branches: in
 def figures(streams: list[Stream], rule: VerificationRule, temperature: float, k: int, branches: int) -> Figures:
     """Everything about one run of the streams, cut into rounds of K."""
     model = AcceptanceModel()
-    sums = [hits(one.positions, model, k, branches) for one in streams]
+    sampled = rule is REJECTION and temperature > 0
+    sums = [hits(one.positions, model, k, branches, sampled=sampled) for one in streams]
     rounds, found, accepted = (sum(column) for column in zip(*sums, strict=True))
     seen = [position for one in streams for position in one.positions]
     return Figures(

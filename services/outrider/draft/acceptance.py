@@ -13,6 +13,7 @@ _EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Margins in nats; the last bucket is open."""
 _PRIOR_RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _PRIOR_WEIGHT = 8.0
+_PRIOR_ACCEPTANCE = 0.7
 _PRIOR_SHARES = (0.44, 0.19, 0.11, 0.06, 0.05, 0.03)
 """Share of the rest that the second, third … guess holds; measured on real logits at T = 1 with
 shared noise (4,731 positions)."""
@@ -27,6 +28,13 @@ class AcceptanceModel:
         self._trials = [_PRIOR_WEIGHT] * len(_PRIOR_RATES)
         self._rank_hits = [share * _PRIOR_WEIGHT for share in _PRIOR_SHARES]
         self._misses = _PRIOR_WEIGHT
+        self._accepted = _PRIOR_ACCEPTANCE * _PRIOR_WEIGHT
+        self._judged = _PRIOR_WEIGHT
+
+    @property
+    def acceptance(self) -> float:
+        """Of a token that was sampled from the draft's own law, whatever its rank there (rejection rule)."""
+        return self._accepted / self._judged
 
     def probabilities(self, margin: float, num_ranks: int) -> list[float]:
         """Of the guesses at ranks 0 … num_ranks - 1 where the first guess has this margin."""
@@ -47,3 +55,8 @@ class AcceptanceModel:
         self._rank_hits = [hits * _FORGETTING for hits in self._rank_hits]
         if rank is not None and rank <= len(self._rank_hits):
             self._rank_hits[rank - 1] += 1.0
+
+    def learn_acceptance(self, *, accepted: bool) -> None:
+        """A sampled token was accepted, or not."""
+        self._accepted = self._accepted * _FORGETTING + accepted
+        self._judged = self._judged * _FORGETTING + 1.0

@@ -69,6 +69,8 @@ class InFlight:
     """True once the table is being drafted, or cannot be."""
     block_len: int = 0
     """Tokens of each block of the table; less than wanted where the time is too short."""
+    sampled: bool = False
+    """True when the tokens were sampled from the draft's law and are judged by the ratio test."""
     sent: bool = False
     """True once the table has been queued."""
 
@@ -82,12 +84,13 @@ def likely_outcomes(
     for j, guess in enumerate(in_flight.guesses):
         drafted = in_flight.token_ids[j] if j < len(in_flight.token_ids) else None
         chances = model.probabilities(guess.margin, len(guess.ranked))
-        accepted = 0.01  # of a token that is none of the guesses
+        own = next((chance for one, chance in zip(guess.ranked, chances, strict=True) if one == drafted), 0.01)
+        accepted = model.acceptance if in_flight.sampled else own
+        # What is rejected goes to the other tokens; without a drafted token they have everything.
+        share = survival * (1.0 - accepted) / max(1.0 - own, 1e-6) if drafted is not None else survival
         for token_id, chance in zip(guess.ranked, chances, strict=True):
-            if token_id == drafted:
-                accepted = chance
-            elif token_id not in eos_token_ids:
-                found.append((-survival * chance, len(found), j, token_id))
+            if token_id != drafted and token_id not in eos_token_ids:
+                found.append((-share * chance, len(found), j, token_id))
         if drafted is None or drafted in eos_token_ids:
             break
         survival *= accepted

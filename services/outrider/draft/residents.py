@@ -163,6 +163,9 @@ class Residents:
         drawn = (*in_flight.token_ids[: row.num_accepted], row.next_token_id)
         for guess, token_id in zip(in_flight.guesses, drawn, strict=False):
             self.model.learn(guess.margin, guess.rank_of(token_id))
+        if in_flight.sampled:
+            for m in range(min(row.num_accepted + 1, len(in_flight.token_ids))):
+                self.model.learn_acceptance(accepted=m < row.num_accepted)
 
     def remove(self, link: Link, sequence: DraftSequence) -> None:
         """Free a sequence. Its committed KV may stay findable by its text until the blocks are needed."""

@@ -8,7 +8,7 @@ from outrider.core.link import LaunchRow, OpenSequence, Resync, VerdictRow
 from outrider.core.policy import RoundPlan
 from outrider.core.prefix_hash import PrefixHash
 from outrider.core.proposal import Proposal
-from outrider.core.speculation import SpeculationMode
+from outrider.core.speculation import SpeculationMode, VerificationRule
 from outrider.draft.branch import Branch
 from outrider.draft.feature_rows import FeatureRows
 from outrider.draft.outcomes import Guess, InFlight
@@ -171,6 +171,7 @@ class DraftSequence:
             token_ids=token_ids,
             num_draft_tokens=min(row.ahead.num_draft_tokens, self._max_num_draft_tokens),
             branch_budget=row.ahead.branch_budget,
+            sampled=self.opening.rule is VerificationRule.REJECTION and not self.opening.sampling.greedy,
             budget_s=budget_s,
             launched_at=now,
         )
