@@ -68,6 +68,7 @@ def _router(settings: Settings) -> Deployment:
         # Admission refuses with a reason and a time to come back; Serve's own queue must not come first.
         max_ongoing_requests=2 * router.max_running_requests + _MANY_CALLS,
         max_surge_percent=router.max_surge_percent,
+        max_replicas_per_node=router.max_replicas_per_node,
         **scaling,
         **_common(settings),
     )(RouterIngress)

@@ -47,7 +47,7 @@ speculation: {{max_num_draft_tokens: 4, mode: sequential, preference: "on", batc
 router:
   num_replicas: 2
   node_labels: {{role: target}}
-  num_cpus: 0.1
+  max_replicas_per_node: 1
 grpc: {{port: {grpc_port}}}
 http: {{port: 8000}}
 ray: {{address: "{address}", health_check_timeout_s: 20, graceful_shutdown_s: 2}}

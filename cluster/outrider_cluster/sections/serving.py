@@ -31,6 +31,8 @@ class RouterSettings(Scaled):
     """How often the replicas are looked up."""
     directory_timeout_s: PositiveFloat = 3.0
     """How long such a look-up may take; the last view stays in force."""
+    max_replicas_per_node: int | None = Field(default=None, ge=1, le=100)
+    """Most routers on one node; null: Serve spreads them as it can, and may put all of them on one."""
     num_cpus: NonNegativeFloat = 0.1
 
 

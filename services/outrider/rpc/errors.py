@@ -42,8 +42,9 @@ __all__ = ["RETRY_AFTER", "CallStatus", "Metadatum", "StatusContext", "domain_er
 RETRY_AFTER = "retry-after-ms"
 _DETAILS = "grpc-status-details-bin"
 _DOMAIN = "outrider"
-_ROUTER_LOST = "The actor died"
-"""How Ray Serve's proxy begins the INTERNAL status of a call whose router was lost under way."""
+_ROUTER_LOST = "The actor "
+"""How Ray Serve's proxy begins the INTERNAL status of a call whose router was lost under way ("The actor died …")
+or whose node was ("The actor ID is unavailable …")."""
 _MAX_CHARS = 400  # of one text; all trailers share 8 KiB, and a character may take 9 bytes
 
 _logger = logging.getLogger(__name__)

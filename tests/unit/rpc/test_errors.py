@@ -128,9 +128,16 @@ def test_statuses_of_others(code: grpc.StatusCode, kind: type[OutriderError]) ->
     assert type(error_of(code, "no luck", [("grpc-status-details-bin", b"\xff\xff")])) is kind
 
 
-def test_a_lost_router_is_reason_to_come_back() -> None:
-    """Ray Serve's proxy has no UNAVAILABLE for a call whose router died under way."""
-    message = "The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica:outrider:Router"
+@pytest.mark.parametrize(
+    "message",
+    [
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica:outrider:Router",
+        "The actor f85e5d23 is unavailable: The actor is temporarily unavailable: RpcError: Socket closed",
+    ],
+    ids=["its process", "its node"],
+)
+def test_a_lost_router_is_reason_to_come_back(message: str) -> None:
+    """Ray Serve's proxy has no UNAVAILABLE for a call whose router was lost under way."""
     assert type(error_of(grpc.StatusCode.INTERNAL, message, [("request_id", "r1")])) is EngineUnavailable
 
 
