@@ -37,7 +37,7 @@ bench: $(VENV)/.installed ## Measure ourselves against plain decoding and transf
 	$(BIN)/outrider models prepare $(MODEL)
 	$(BIN)/outrider bench $(BENCH)
 
-soak: $(VENV)/.installed ## Many streams with random aborts; SECONDS=300, SOAK="--engine scripted"
+soak: $(VENV)/.installed ## Many streams, aborts, slow readers, bad requests; SECONDS=900 for the long one, SOAK="--engine scripted"
 	$(BIN)/outrider models prepare $(MODEL)
 	$(BIN)/outrider soak --seconds $(or $(SECONDS),300) $(SOAK)
 
