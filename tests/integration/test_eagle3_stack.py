@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 
 import outrider
 from outrider.core.errors import CompatibilityError, ConfigError
+from outrider.core.generation import ChatMessage
 
 PROMPTS = ["one two", "a longer prompt of several words", "x"]
 
@@ -47,3 +48,17 @@ def test_what_does_not_fit_is_named(folders: tuple[Path, Path], tmp_path: Path) 
         texts(target, {"method": "eagle3", "model": str(tmp_path / "other"), "num_speculative_tokens": 3}, 0.0)
     with pytest.raises(ConfigError, match="not 'self'"):
         texts(target, {"method": "eagle3", "model": "self", "num_speculative_tokens": 3}, 0.0)
+
+
+@pytest.mark.timeout(240)
+def test_the_shipped_head_speeds_its_target_up_without_a_change() -> None:
+    params = outrider.SamplingParams(max_tokens=32, temperature=0.0)
+    question = [[ChatMessage(role="user", content="Write a Python function that adds two numbers.")]]
+    config = {"model": "smollm2-eagle3", "num_speculative_tokens": 2}
+    with outrider.LLM("smollm2-135m", max_model_len=128, max_num_seqs=2, speculative_config=config) as llm:
+        (fast,) = llm.chat(question, params)
+    with outrider.LLM("smollm2-135m", max_model_len=128, max_num_seqs=2) as llm:
+        (plain,) = llm.chat(question, params)
+    assert fast.choices[0].token_ids == plain.choices[0].token_ids
+    stats = fast.choices[0].end.speculation.stats
+    assert stats.accepted_per_position[0] / stats.verified_per_position[0] > 0.3
