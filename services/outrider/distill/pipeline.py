@@ -11,6 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.core.errors import ConfigError
 from outrider.distill.card import write_card
+from outrider.distill.eagle3_evaluation import evaluate_head
+from outrider.distill.eagle3_stage import train_head
 from outrider.distill.evaluate_stage import EVALUATED_K, evaluate_draft
 from outrider.distill.evaluation import ClassAcceptance
 from outrider.distill.records import RecordStore
@@ -56,18 +58,20 @@ def distill(settings: DistillSettings, listen: StageListener, progress: Progress
     store = RecordStore(settings.work / _SAMPLES)
     target = _load(folder, settings)
     _sample(settings, tokenizer, target, store, listen, progress)
-    training = train_draft(
-        settings,
-        tokenizer,
-        target,
-        store,
-        target_folder=folder,
-        tell=lambda now: listen("train", now.fraction, _words(now)),
-    )
-    del target
-    acceptance = evaluate_draft(
-        settings, tokenizer, tell=lambda share: listen("evaluate", share, ""), progress=progress
-    )
+
+    def tell_training(now: TrainingProgress) -> None:
+        listen("train", now.fraction, _words(now))
+
+    def tell_evaluation(share: float) -> None:
+        listen("evaluate", share, "")
+
+    if settings.method == "eagle3":
+        training = train_head(settings, tokenizer, target, store, tell=tell_training)
+        acceptance = evaluate_head(settings, tokenizer, target, k=EVALUATED_K, tell=tell_evaluation, progress=progress)
+    else:
+        training = train_draft(settings, tokenizer, target, store, target_folder=folder, tell=tell_training)
+        del target
+        acceptance = evaluate_draft(settings, tokenizer, tell=tell_evaluation, progress=progress)
     write_card(settings, store, training, acceptance, licence=_licence(folder), k=EVALUATED_K)
     return DistillReport(folder=settings.output, training=training, acceptance=tuple(acceptance))
 
