@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.engine.models.catalogue import packaged_model, packaged_names
+from outrider.engine.models.catalogue import origin_of, packaged_names
 from outrider.engine.models.prepare import is_prepared, prepare
 from outrider_cluster.cli.terminal import errors_as_exit_codes, progress
 from outrider_cluster.settings import Environment
@@ -23,9 +23,9 @@ def prepare_model(name: Annotated[str, typer.Argument(help="Short name of a pack
 
 @models.command("list")
 def list_models() -> None:
-    """List the packaged models: name, package, and whether it is prepared here."""
+    """List the packaged models and shipped drafts: name, origin, and whether it is prepared here."""
     with errors_as_exit_codes():
         cache_dir = Environment.read().cache_dir
         for name in packaged_names():
             state = "prepared" if is_prepared(name, cache_dir) else "not prepared"
-            typer.echo(f"{name}\t{packaged_model(name).requirement}\t{state}")
+            typer.echo(f"{name}\t{origin_of(name)}\t{state}")

@@ -21,6 +21,7 @@ from outrider.distill.settings import DistillSettings
 from outrider.distill.train_stage import train_draft
 from outrider.distill.training import TrainingProgress, TrainingReport
 from outrider.engine.loading import check_supported
+from outrider.engine.models.catalogue import is_packaged, packaged_model, shipped_draft
 from outrider.engine.models.prepare import Progress
 from outrider.engine.models.resolve import resolve
 from outrider.engine.tokenizer import Tokenizer
@@ -72,7 +73,7 @@ def distill(settings: DistillSettings, listen: StageListener, progress: Progress
         training = train_draft(settings, tokenizer, target, store, target_folder=folder, tell=tell_training)
         del target
         acceptance = evaluate_draft(settings, tokenizer, tell=tell_evaluation, progress=progress)
-    write_card(settings, store, training, acceptance, licence=_licence(folder), k=EVALUATED_K)
+    write_card(settings, store, training, acceptance, licence=_licence(settings, folder), k=EVALUATED_K)
     return DistillReport(folder=settings.output, training=training, acceptance=tuple(acceptance))
 
 
@@ -112,8 +113,10 @@ def _words(now: TrainingProgress) -> str:
     return f"step {now.steps}, loss {now.loss:.2f}, agreement {now.agreement:.3f}"
 
 
-def _licence(folder: Path) -> str:
-    """The licence that the target's own card names; `other` without one."""
+def _licence(settings: DistillSettings, folder: Path) -> str:
+    """The licence of the target's weights, as the catalogue or its own card names it; `other` without one."""
+    if is_packaged(settings.target) and shipped_draft(settings.target) is None:
+        return packaged_model(settings.target).licence
     card = folder / "README.md"
     if card.is_file():
         for line in card.read_text(encoding="utf-8").splitlines():
