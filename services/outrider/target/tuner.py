@@ -18,6 +18,7 @@ _PRIOR_WEIGHT = 6.0  # trials that the batch's mean counts for in a sequence's o
 _FORGETTING = 0.96  # per round
 _PROBE_FORGETTING = 0.75  # probes are rare, so old rounds fade faster
 _PRIOR_HIT_RATE = 0.8
+_PRIOR_HIT_LENGTH = 7.0  # of the blocks behind which outcomes hit that often
 _HIT_SMOOTHING = 0.05
 _HIT_RECOVERY = 0.003  # per step outside cached mode, back to the prior
 _STEPS_PER_CHOICE = 4
@@ -36,6 +37,7 @@ class SpeculationTuner:
         self._trials = _PRIOR_TRIALS
         self._hits = _PRIOR_ACCEPTANCE * _PRIOR_TRIALS
         self._hit_rate = _PRIOR_HIT_RATE
+        self._hit_length = _PRIOR_HIT_LENGTH
         self._seen_lookups = self._seen_hits = 0
         self._choice: Choice | None = None
         self._weighed: frozenset[Group] = frozenset()
@@ -148,6 +150,7 @@ class SpeculationTuner:
             draft_step_s=times.step_s,
             hop_s=times.hop_s,
             hit_rate=self._hit_rate,
+            hit_length=self._hit_length,
         )
 
     def _group(self, running: RunningSequence, settings: GateSettings) -> Group:
@@ -166,5 +169,8 @@ class SpeculationTuner:
         self._seen_lookups, self._seen_hits = self._counters.lookups, self._counters.hits
         if lookups:
             self._hit_rate += _HIT_SMOOTHING * (hits / lookups - self._hit_rate)
+            if self.mode is SpeculationMode.CACHED and (longest := self._longest()):
+                self._hit_length += _HIT_SMOOTHING * (longest - self._hit_length)
         else:
             self._hit_rate += _HIT_RECOVERY * (_PRIOR_HIT_RATE - self._hit_rate)
+            self._hit_length += _HIT_RECOVERY * (_PRIOR_HIT_LENGTH - self._hit_length)
