@@ -43,7 +43,7 @@ OPEN = "rule: VERIFICATION_RULE_COUPLED sampling { temperature: 1 top_p: 1 repet
     [
         ("", "event"),
         ("hello {}", "event"),
-        ("features { handle: 1 }", "event"),
+        ("features { handle: 1 }", "features.payload"),
         (f"open_sequence {{ {OPEN} prompt_len: 2 text {{ last: true token_ids: 1 }} }}", "open_sequence.prompt_len"),
         ("open_sequence { text { last: true } }", "open_sequence.rule"),
         ("open_sequence { rule: 9 text { last: true } }", "open_sequence.sampling.top_p"),
