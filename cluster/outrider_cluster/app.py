@@ -62,13 +62,14 @@ def _router(settings: Settings) -> Deployment:
     scaling: dict[str, Any] = {"num_replicas": router.num_replicas or 1}
     if router.autoscaling is not None:
         scaling = {"autoscaling_config": autoscaling_config(router.autoscaling, places=router.max_running_requests)}
+    if router.max_replicas_per_node is not None:
+        scaling["max_replicas_per_node"] = router.max_replicas_per_node
     made: Deployment = serve.deployment(
         name=ROUTER,
         ray_actor_options={"num_cpus": router.num_cpus, **_on_nodes(router)},
         # Admission refuses with a reason and a time to come back; Serve's own queue must not come first.
         max_ongoing_requests=2 * router.max_running_requests + _MANY_CALLS,
         max_surge_percent=router.max_surge_percent,
-        max_replicas_per_node=router.max_replicas_per_node,
         **scaling,
         **_common(settings),
     )(RouterIngress)

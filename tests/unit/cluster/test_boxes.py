@@ -27,10 +27,11 @@ def test_ranks_stay_in_one_box_and_the_draft_has_a_gpu_of_its_own(boxes: Setting
     (draft,) = [one._bound_deployment for one in target.init_args]
     config = target._replica_config
     assert config.placement_group_strategy == "STRICT_PACK"
+    assert router._replica_config.max_replicas_per_node == boxes.router.max_replicas_per_node
     assert [bundle.get("GPU", 0) for bundle in config.placement_group_bundles] == [0, 1, 1, 1, 1]
     assert draft.ray_actor_options["num_gpus"] == 1
     assert draft._replica_config.placement_group_bundles is None
-    assert router.ray_actor_options.get("num_gpus", 0) == 0
+    assert router._replica_config.ray_actor_options.get("num_gpus", 0) == 0
 
 
 def test_targets_and_drafts_never_share_a_node(boxes: Settings) -> None:
