@@ -117,6 +117,7 @@ class GenerationHandlers:
         """ModelService/GetSpeculationStatus."""
 
         async def answer(_: Caller) -> pb.GetSpeculationStatusResponse:
+            refuse_malformed(request)
             engines = await self._service.speculation_status()
             response = fleet_to_proto(_shown_fleet(await self._fleet()))
             response.engines.extend(status_to_proto(_shown_engine(one)) for one in engines)

@@ -81,6 +81,9 @@ class HealthServicer:
 
     async def List(self, request: pb.HealthListRequest, context: Any) -> pb.HealthListResponse:
         """Every service and its state."""
+        if isinstance(request, Malformed):
+            fail(context, malformed_error())
+            return pb.HealthListResponse()
         return await self._health.list_services()
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Any) -> None:
