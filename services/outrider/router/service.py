@@ -127,8 +127,9 @@ class RouterService:
             running = self._enter(request, caller)
         except OutriderError as error:
             self._metrics.request_refused(error=type(error).__name__)
-            # Its message names a field, and may quote it.
-            _logger.info("request refused", extra={"request_id": request.request_id, "outcome": type(error).__name__})
+            # Its message names a field, and may quote it; the id may be what is wrong.
+            shown_id = request.request_id[: self._limits.max_request_id_chars]
+            _logger.info("request refused", extra={"request_id": shown_id, "outcome": type(error).__name__})
             raise
         try:
             plan, choices = await self._prepare(replace(request, request_id=running.request_id), running)

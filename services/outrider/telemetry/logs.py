@@ -67,8 +67,7 @@ class TextLineFormatter(logging.Formatter):
         """One line, and more only for a traceback."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
-        message = record.getMessage().replace("\n", "\\n")
-        line = f"{time} {record.levelname.lower()} {record.name}: {message}{fields}"
+        line = f"{time} {record.levelname.lower()} {record.name}: {_printable(record.getMessage() + fields)}"
         if record.exc_info and record.exc_info[0] is not None:
             line = f"{line}\n{self.formatException(record.exc_info)}"
         return line
@@ -101,6 +100,11 @@ def configure(
 def request_logger(logger: logging.Logger, request_id: str) -> RequestLogger:
     """The logger, with this request's id on every line."""
     return logging.LoggerAdapter(logger, {"request_id": request_id})
+
+
+def _printable(text: str) -> str:
+    """The text with line breaks and the like escaped: what clients write can end no line and begin none."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

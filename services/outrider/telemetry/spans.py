@@ -15,6 +15,7 @@ One request makes this tree, over three processes:
     outrider.engine.step               a trace of its own, with a link to the sequence of each row
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -39,9 +40,13 @@ __all__ = [
 ]
 
 
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+
+
 def trace_id_of(traceparent: str) -> str:
-    """The trace that a traceparent names; empty for none."""
-    return traceparent.split("-")[1] if traceparent.count("-") >= 3 else ""
+    """The trace that a traceparent names; empty for none, and for what is no traceparent: clients write it."""
+    match = _TRACEPARENT.fullmatch(traceparent)
+    return "" if match is None else match[1]
 
 
 class RequestSpan(Protocol):

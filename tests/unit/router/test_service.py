@@ -228,6 +228,14 @@ async def test_bad_request_disturbs_no_other_stream() -> None:
         assert world.engine.submits.empty()
 
 
+async def test_what_is_refused_is_logged_without_more_than_a_request_may_say(caplog: pytest.LogCaptureFixture) -> None:
+    async with World() as world:
+        with caplog.at_level("INFO", "outrider.router.service"), pytest.raises(InvalidRequest, match="request_id"):
+            await world.open(request_id="x" * 10_000, text="secret").done()
+    (refused,) = [vars(one) for one in caplog.records if one.getMessage() == "request refused"]
+    assert (refused["request_id"], refused["outcome"]) == ("x" * LIMITS.max_request_id_chars, "InvalidRequest")
+
+
 async def test_output_with_a_hole_ends_only_its_own_request() -> None:
     async with World() as world:
         broken, whole = world.open(text="b"), world.open(text="w")

@@ -87,10 +87,10 @@ def test_every_line_says_which_process_wrote_it() -> None:
 def test_lines_for_the_eye_hold_the_same_fields_and_stay_lines() -> None:
     stream = io.StringIO()
     configure("info", stream, loggers=[f"{NAME}.text"], as_text=True)
-    fields = {"request_id": "r1", "prompt": "secret"}
-    logging.getLogger(f"{NAME}.text").info("first\nsecond", extra=fields)
+    fields = {"request_id": "r1\r\n\u2028forged", "prompt": "secret"}
+    logging.getLogger(f"{NAME}.text").info("first\nsecond “é”", extra=fields)
     (line,) = stream.getvalue().splitlines()
-    assert line.endswith(f"info {NAME}.text: first\\nsecond request_id=r1")
+    assert line.endswith(f"info {NAME}.text: first\\nsecond “é” request_id=r1\\r\\n\\u2028forged")
 
 
 @pytest.mark.parametrize(("level", "logged"), [("info", ["deadline"]), ("debug", ["finished", "deadline"])])

@@ -384,7 +384,17 @@ class TestSetUp:
             TracingConfig(service_name="s", instance_id="i", export=export, endpoint=endpoint)
 
 
-@pytest.mark.parametrize(("traceparent", "trace_id"), [(CLIENT, TRACE_ID), ("", ""), ("nonsense", "")])
+@pytest.mark.parametrize(
+    ("traceparent", "trace_id"),
+    [
+        (CLIENT, TRACE_ID),
+        (f"{CLIENT}-later", TRACE_ID),
+        ("", ""),
+        ("nonsense", ""),
+        ("a-text of the client-b-c", ""),
+        (f"{CLIENT}\n", ""),
+    ],
+)
 def test_the_trace_of_a_traceparent(traceparent: str, trace_id: str) -> None:
     assert trace_id_of(traceparent) == trace_id
 
