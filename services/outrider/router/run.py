@@ -216,7 +216,7 @@ class RequestRun:
         return True
 
     def _wait(self, error: OutriderError) -> None:
-        """Look again when an engine changes or the time is up. Raises when it is."""
+        """Look again when an engine changes or a time is up. Raises when that of the search is."""
         now_s = self._time.now()
         retries_s = [one for one in self._avoided.values() if now_s < one < math.inf]
         expected = bool(retries_s or self._pool.pending()) or isinstance(error, Overloaded)
@@ -226,7 +226,9 @@ class RequestRun:
             raise EngineUnavailable(f"{self._cause}; no other engine took over within {limit_s:g} s") from error
         self.close()
         wake = self._running.inbox.wake
-        self._waiting = [self._pool.watch(wake), self._time.call_later(min([over_s, *retries_s]) - now_s, wake)]
+        deadline_s = self._running.arrived_s + self._plan.timeout_s + _EARLY_S
+        next_s = min([over_s, deadline_s, *retries_s])
+        self._waiting = [self._pool.watch(wake), self._time.call_later(next_s - now_s, wake)]
 
     def _end_without_engine(self, index: int) -> list[TextDelta | ChoiceEnd]:
         """The end of a lost choice that an engine would only have confirmed."""

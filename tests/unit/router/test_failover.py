@@ -246,13 +246,16 @@ async def test_an_engine_that_joins_takes_over() -> None:
 
 async def test_the_time_limit_counts_while_no_engine_runs_the_request() -> None:
     async with World() as world:
-        client = world.open(timeout_ms=10_000)
+        client = world.open(timeout_ms=9500)
         await world.engine.submits.get()
         world.engine.unreachable = EngineUnavailable("connection refused")
         world.pending = ["e0: engine is starting"]
         world.engine.session.lose("rank 0 died")
-        await world.time.advance(20.0)
-        with pytest.raises(DeadlineExceeded, match="timeout_ms: 10000 passed"):
+        await world.time.advance(9.4)
+        assert world.service.running_requests == 1
+        await world.time.advance(0.2)  # between two looks at the directory
+        assert world.service.running_requests == 0
+        with pytest.raises(DeadlineExceeded, match="timeout_ms: 9500 passed"):
             await client.done()
 
 
