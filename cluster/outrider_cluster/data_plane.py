@@ -47,6 +47,10 @@ class ReplicaView:
     """Failed incarnations since it last served for a while."""
     node: str = ""
     """Address of its node."""
+    links: int = field(default=0, compare=False)
+    """A draft's: targets linked to it."""
+    sequences: int = field(default=0, compare=False)
+    """A draft's: sequences open on it."""
     recent_errors: tuple[PastError, ...] = field(default=(), compare=False)
     """Why earlier incarnations failed, latest first. Ages change all the time, the replica does not."""
 

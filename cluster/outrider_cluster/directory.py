@@ -1,6 +1,5 @@
 """Who serves where, asked of Serve: every replica of a deployment describes itself."""
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,10 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from outrider.core.ports import Clock, Endpoint
+from outrider.target.draft_assignment import DraftOffer
 from outrider_cluster.data_plane import ReplicaView
 
-__all__ = ["ServeDirectory", "in_order_of_preference"]
+__all__ = ["ServeDirectory"]
 
 
 _FORGET_AFTER_S = 10.0
@@ -36,6 +36,7 @@ class ServeDirectory:
         self._timeout_s = timeout_s
         self._clock = clock
         self._seen: dict[str, _Seen] = {}
+        self._looked_at_s = clock.now()
 
     @property
     def views(self) -> tuple[ReplicaView, ...]:
@@ -47,6 +48,21 @@ class ServeDirectory:
         await self._refresh()
         return [Endpoint(replica_id=one.replica_id, address=one.address) for one in self.views if one.address]
 
+    async def draft_offers(self) -> Sequence[DraftOffer]:
+        """The drafts that serve now, with their load. Raises as `endpoints` does."""
+        await self._refresh()
+        return [
+            DraftOffer(
+                replica_id=one.view.replica_id,
+                address=one.view.address,
+                links=one.view.links,
+                sequences=one.view.sequences,
+                fresh=one.at_s == self._looked_at_s,
+            )
+            for one in self._seen.values()
+            if one.view.address
+        ]
+
     async def _refresh(self) -> None:
         try:
             answers = await self._handle.broadcast("describe").results_async(
@@ -54,20 +70,8 @@ class ServeDirectory:
             )
         except DeploymentUnavailableError:
             answers = []
-        now = self._clock.now()
+        now = self._looked_at_s = self._clock.now()
         kept = {key: one for key, one in self._seen.items() if now - one.at_s < _FORGET_AFTER_S}
         # A replica that died meanwhile answers with an error.
         answered = {one.replica_id: _Seen(view=one, at_s=now) for one in answers if isinstance(one, ReplicaView)}
         self._seen = kept | answered
-
-
-def in_order_of_preference(endpoints: Sequence[Endpoint], engine_id: str) -> list[str]:
-    """Addresses, each engine's own favourite first: targets spread evenly over drafts.
-
-    Rendezvous hashing: when a draft comes or goes, only the engines that prefer it move.
-    """
-
-    def weight(endpoint: Endpoint) -> tuple[int, str]:
-        return zlib.crc32(f"{engine_id} {endpoint.replica_id}".encode()), endpoint.replica_id
-
-    return [one.address for one in sorted(endpoints, key=weight, reverse=True)]

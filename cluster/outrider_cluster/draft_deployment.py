@@ -67,9 +67,15 @@ class DraftReplica:
 
     async def describe(self) -> ReplicaView:
         """What the directory says about this replica."""
-        address = self._runtime.address if self._runtime is not None else None
-        problem = "" if address else "the draft is loading"
-        return ReplicaView(replica_id=self._replica_id, address=address, epoch=self._incarnation, problem=problem)
+        runtime = self._runtime
+        return ReplicaView(
+            replica_id=self._replica_id,
+            address=runtime.address if runtime is not None else None,
+            epoch=self._incarnation,
+            problem="" if runtime is not None else "the draft is loading",
+            links=runtime.links if runtime is not None else 0,
+            sequences=runtime.sequences if runtime is not None else 0,
+        )
 
     async def check_health(self) -> None:
         """Raises when the start or the drafting thread has failed: Serve replaces the replica then."""

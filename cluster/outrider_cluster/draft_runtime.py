@@ -53,6 +53,11 @@ class DraftRuntime:
         return self._servicer.links
 
     @property
+    def sequences(self) -> int:
+        """Sequences open now, over all links. A number of the drafting thread, read without waiting for it."""
+        return self._drafter.num_sequences
+
+    @property
     def failure(self) -> Exception | None:
         """What ended the drafting thread; None while it is well."""
         return self._loop.failure
@@ -62,7 +67,7 @@ class DraftRuntime:
         return DraftReport(
             ready=self.failure is None,
             links=self.links,
-            sequences=self._drafter.num_sequences,
+            sequences=self.sequences,
             kv_usage=self._kv.usage,
             step_s=self._drafter.recent_step_s,
             totals=asdict(self._drafter.counters),
@@ -104,10 +109,15 @@ async def start_draft(
         spans=spans,
     )
     loop = DraftLoop(drafter=drafter, config=config)
-    await asyncio.to_thread(loop.start)
     servicer = SpeculationServicer(loop, auth_token=environment.auth_token)
-    server = await start_server(
-        [partial(add_SpeculationServiceServicer_to_server, servicer)],
-        ServerOptions(host=host, tls=tls_files(settings)),
-    )
+    try:
+        await asyncio.to_thread(loop.start)
+        server = await start_server(
+            [partial(add_SpeculationServiceServicer_to_server, servicer)],
+            ServerOptions(host=host, tls=tls_files(settings)),
+        )
+    except BaseException:
+        # Nobody else knows of its thread; it may be starting at this moment.
+        loop.stop(0.0)
+        raise
     return DraftRuntime(loop, drafter, kv, servicer, server)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
+from random import SystemRandom
 
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -17,6 +18,7 @@ from outrider.rpc.link_client import GrpcDraftTransport, LinkOptions
 from outrider.rpc.link_stream import StreamOptions
 from outrider.rpc.server import RunningServer, ServerOptions, start_server
 from outrider.target.builder import MonotonicClock, build_host
+from outrider.target.draft_assignment import DraftAssignment, DraftOffer
 from outrider.target.host import EngineHost
 from outrider.target.stall import StallWatch
 from outrider.telemetry.engine_metrics import EngineMetrics
@@ -63,6 +65,7 @@ class PrimaryRank:
         self._host: EngineHost | None = None
         self._server: RunningServer | None = None
         self._transport: GrpcDraftTransport | None = None
+        self._assignment = DraftAssignment(identity.engine_id, SystemRandom())
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[str] = self._loop.create_future()
         self._clock = MonotonicClock()
@@ -128,10 +131,10 @@ class PrimaryRank:
         self._stall.check(self._host.heartbeat)
         return RankPulse(load=self._host.load)
 
-    def set_drafts(self, addresses: Sequence[str]) -> None:
-        """The drafts to choose from, in order of preference."""
+    def set_drafts(self, offers: Sequence[DraftOffer]) -> None:
+        """The drafts to choose from, as one look has found them: choose, and stay or move."""
         if self._transport is not None:
-            self._transport.set_addresses(addresses)
+            self._transport.set_addresses(self._assignment.look(offers, self._transport.linked))
 
     async def drain(self) -> None:
         """Take no more sequences, and return when those that run have ended. The caller bounds the wait."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outrider.core.threads import share_interpreter
+from outrider.target.draft_assignment import DraftOffer
 from outrider_cluster.data_plane import EngineIdentity, Meeting, RankPulse
 from outrider_cluster.node import own_address
 from outrider_cluster.observability import Role, configure_logs
@@ -54,9 +55,9 @@ class PrimaryRankActor:
         """Answer the front."""
         return self._rank().ping()
 
-    async def set_drafts(self, addresses: Sequence[str]) -> None:
+    async def set_drafts(self, offers: Sequence[DraftOffer]) -> None:
         """The drafts to choose from."""
-        self._rank().set_drafts(addresses)
+        self._rank().set_drafts(offers)
 
     async def drain(self) -> None:
         """Finish what runs and take no more."""

@@ -10,6 +10,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from outrider.core.errors import EngineUnavailable, OutriderError
+from outrider.target.draft_assignment import DraftOffer
 from outrider_cluster.data_plane import EngineIdentity, RankPulse
 from outrider_cluster.rank_actor import PeerRankActor, PrimaryRankActor
 from outrider_cluster.sections import EngineKind
@@ -71,9 +72,9 @@ class RayRankGroup:
         if rank == 0:
             self._on_pulse(pulse)
 
-    async def set_drafts(self, addresses: Sequence[str]) -> None:
-        """Tell rank 0 which drafts there are."""
-        await self._call(0, "set_drafts", list(addresses))
+    async def set_drafts(self, offers: Sequence[DraftOffer]) -> None:
+        """Tell rank 0 which drafts there are, and how loaded."""
+        await self._call(0, "set_drafts", list(offers))
 
     async def drain(self) -> None:
         """Return when rank 0 has finished its sequences and takes no more. Raises `EngineUnavailable`."""

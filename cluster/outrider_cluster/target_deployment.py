@@ -17,7 +17,7 @@ from outrider.telemetry.front_metrics import FrontMetrics
 from outrider.telemetry.recent_errors import RecentErrors
 from outrider_cluster.assembly import load_targets, supervision_policy
 from outrider_cluster.data_plane import EngineIdentity, RankPulse, ReplicaView
-from outrider_cluster.directory import ServeDirectory, in_order_of_preference
+from outrider_cluster.directory import ServeDirectory
 from outrider_cluster.live import fixed_difference
 from outrider_cluster.node import own_address
 from outrider_cluster.observability import Role, configure_logs
@@ -181,11 +181,11 @@ class TargetFront:
         directory = ServeDirectory(drafts, timeout_s=timeout_s, clock=LoopTime())
         while True:
             try:
-                addresses = in_order_of_preference(await directory.endpoints(), self._replica_id)
+                offers = await directory.draft_offers()
                 view = self._view()
                 if self._group is not None and view is not None and view.ready:
                     async with asyncio.timeout(timeout_s):
-                        await self._group.set_drafts(addresses)
+                        await self._group.set_drafts(offers)
             except TimeoutError:
                 _log.warning("drafts: no answer within %g s", timeout_s)
             except EngineUnavailable as error:

@@ -146,6 +146,26 @@ async def test_a_draft_is_swapped_and_no_target_notices_more_than_plain_rounds()
         await texts_are_right(made, under)
 
 
+async def test_targets_spread_over_the_drafts_there_are_and_no_text_changes() -> None:
+    async with fleet(scripted(), targets=["a", "b", "c", "d"], drafts=1) as made:
+        first = made._drafts[0]
+        assert first.links == 4
+        async with load(made) as under:
+            await under.more(6)
+            second = await made.add_draft()
+            await made.wait_until_balanced([2, 2])
+            await under.more(6)
+            for _ in range(5):
+                made.look()
+                await under.more(1)
+            assert (first.links, second.links) == (2, 2)
+            await made.retire_draft(first)
+            await made.wait_until_balanced([4])
+            await made.wait_until_drafting(4)
+            await under.more(6)
+        await texts_are_right(made, under)
+
+
 async def test_policies_change_live_under_load() -> None:
     changes: list[dict[str, object]] = [
         {"preference": "off"},

@@ -12,6 +12,7 @@ from outrider.router.engine_pool import EnginePool
 from outrider.router.service import RouterService
 from outrider.router.timing import LoopTime
 from outrider.rpc.dispatch_client import GrpcEngineSession
+from outrider.target.draft_assignment import DraftOffer
 from outrider_cluster.assembly import gate_settings, router_limits
 from outrider_cluster.codec import target_codec
 from outrider_cluster.data_plane import EngineIdentity
@@ -54,7 +55,7 @@ class Fleet:
         """Start an engine; it takes requests from the router's next look on."""
         rank = PrimaryRank(settings or self.settings, EngineIdentity(engine_id=name, epoch=1), _HOST)
         self._targets[name] = (rank, await rank.start())
-        await self._tell_drafts()
+        self.look()
         async with asyncio.timeout(20):
             while not any(one.engine_id == name and one.ready for one in await self.router.speculation_status()):  # noqa: ASYNC110 - the router looks by itself
                 await asyncio.sleep(0.02)
@@ -72,7 +73,7 @@ class Fleet:
         assert settings.active_draft is not None
         made = await start_draft(settings, settings.active_draft, incarnation=next(self._incarnations), host=_HOST)
         self._drafts.append(made)
-        await self._tell_drafts()
+        self.look()
         return made
 
     async def retire_draft(self, draft: DraftRuntime) -> None:
@@ -85,6 +86,23 @@ class Fleet:
         async with asyncio.timeout(20):
             while await self._drafted_for() < engines:  # noqa: ASYNC110 - the links are other tasks'
                 await asyncio.sleep(0.02)
+
+    def look(self) -> None:
+        """What every front does about once a second: tell its engine which drafts there are, and how loaded."""
+        for rank, _ in self._targets.values():
+            rank.set_drafts(
+                [
+                    DraftOffer(replica_id=one.address, address=one.address, links=one.links, sequences=one.sequences)
+                    for one in self._drafts
+                ]
+            )
+
+    async def wait_until_balanced(self, links: Sequence[int]) -> None:
+        """Look until the drafts have these numbers of links, in any order."""
+        async with asyncio.timeout(30):
+            while sorted(one.links for one in self._drafts) != sorted(links):
+                self.look()
+                await asyncio.sleep(0.05)
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Run a request to its end."""
@@ -106,10 +124,6 @@ class Fleet:
     async def _drafted_for(self) -> int:
         statuses = await self.router.speculation_status()
         return sum(any(link.connected for link in one.draft_links) for one in statuses)
-
-    async def _tell_drafts(self) -> None:
-        for rank, _ in self._targets.values():
-            rank.set_drafts([one.address for one in self._drafts])
 
     async def _connect(self, endpoint: Endpoint) -> GrpcEngineSession:
         return await GrpcEngineSession.connect(endpoint.address, "router", 5.0)

@@ -82,6 +82,11 @@ class GrpcDraftTransport:
         """Received messages or events that were dropped so far."""
         return self.counters.dropped
 
+    @property
+    def linked(self) -> str:
+        """Address of the draft whose link is up and wanted; empty: none. For the event loop."""
+        return self._current[0] if self._current is not None else ""
+
     def start(self) -> None:
         """Begin to connect, on the running event loop."""
         self._loop = asyncio.get_running_loop()
@@ -98,7 +103,9 @@ class GrpcDraftTransport:
         self.set_addresses([] if address is None else [address])
 
     def set_addresses(self, addresses: Sequence[str]) -> None:
-        """The drafts to choose from, in order of preference. A link to another one is given up."""
+        """The drafts to choose from, in order of preference. A link to another one is given up; one to any of
+        these stays.
+        """
         self._on_loop(self._apply_addresses, tuple(addresses))
 
     def send(self, events: Sequence[TargetEvent]) -> bool:
@@ -125,10 +132,16 @@ class GrpcDraftTransport:
     def _apply_addresses(self, addresses: tuple[str, ...]) -> None:
         if addresses == self._addresses:
             return
-        self._addresses, self._next = addresses, 0
-        self._changed.set()
-        if self._current is not None and self._current[0] not in addresses:
+        others = set(addresses) != set(self._addresses)
+        self._addresses = addresses
+        if self.linked in addresses:  # after a loss the others come first, and not without a pause
+            self._next = addresses.index(self.linked) + 1
+        elif others:  # the same ones in another order end no wait
+            self._next = 0
+            self._changed.set()
+        if self._current is not None and self.linked not in addresses:
             _, stream, outbox = self._current
+            self._current = None
             stream.leave(outbox, "another draft is preferred" if addresses else "no draft is wanted")
 
     def _leave_for_good(self) -> None:

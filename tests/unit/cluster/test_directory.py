@@ -1,6 +1,5 @@
-"""Who prefers which draft, and what is said about engines that do not serve."""
+"""Who serves, with what load, and what is said about engines that do not serve."""
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,31 +9,10 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from outrider.core.dispatch import EngineStatus
 from outrider.core.fleet import PastError
-from outrider.core.ports import Endpoint
+from outrider.target.draft_assignment import DraftOffer
 from outrider_cluster.data_plane import ReplicaView
 from outrider_cluster.deployment_service import merge_statuses
-from outrider_cluster.directory import ServeDirectory, in_order_of_preference
-
-DRAFTS = [Endpoint(replica_id=f"d{index}", address=f"h:{index}") for index in range(4)]
-
-
-def test_every_engine_lists_every_draft_in_a_stable_order() -> None:
-    order = in_order_of_preference(DRAFTS, "e1")
-    assert sorted(order) == ["h:0", "h:1", "h:2", "h:3"]
-    assert in_order_of_preference(DRAFTS[::-1], "e1") == order
-
-
-def test_engines_spread_over_the_drafts() -> None:
-    favourites = Counter(in_order_of_preference(DRAFTS, f"engine-{index}")[0] for index in range(400))
-    assert len(favourites) == 4
-    assert min(favourites.values()) > 50
-
-
-def test_a_leaving_draft_moves_only_the_engines_that_preferred_it() -> None:
-    for index in range(50):
-        before = in_order_of_preference(DRAFTS, f"engine-{index}")
-        after = in_order_of_preference(DRAFTS[1:], f"engine-{index}")
-        assert after == [address for address in before if address != "h:0"]
+from outrider_cluster.directory import ServeDirectory
 
 
 def view(replica_id: str, *, address: str | None = None, problem: str = "") -> ReplicaView:
@@ -128,6 +106,19 @@ async def test_a_rebuilt_engine_replaces_its_old_address(fake: FakeServe, direct
     assert await addresses(directory) == []
     fake.answers = [view("a", address="h:2")]
     assert await addresses(directory) == ["h:2"]
+
+
+async def test_drafts_are_offered_with_their_load_and_old_figures_are_marked(
+    fake: FakeServe, directory: ServeDirectory
+) -> None:
+    one, two = view("a", address="h:1"), view("b", address="h:2")
+    fake.answers = [replace(one, links=3, sequences=7), two, view("c", problem="the draft is loading")]
+    first = DraftOffer(replica_id="a", address="h:1", links=3, sequences=7)
+    second = DraftOffer(replica_id="b", address="h:2")
+    assert await directory.draft_offers() == [first, second]
+    fake.time += 1.0
+    fake.answers = [two]
+    assert await directory.draft_offers() == [replace(first, fresh=False), second]
 
 
 async def test_no_answer_is_a_timeout_and_the_last_views_stay(fake: FakeServe, directory: ServeDirectory) -> None:
