@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,7 @@ from outrider.core.verdict import TokenLogprobs
 from outrider.router.api_keys import ApiKey, KeyRing, digest_of
 from outrider.router.limits import AdmissionLimits, KeyLimits, RouterLimits
 from outrider.router.openai.door import DoorOptions, OpenAIDoor
+from outrider.router.openai.event_stream import EventStream
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -457,6 +458,42 @@ async def test_running_ids_are_those_of_a_key(http: Http) -> None:
     for submit in (first, second):
         http.end(submit)
     assert [(await one).headers["x-request-id"] for one in (mine, others)] == ["r1", "r1"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_id_beyond_ascii_is_told_percent_encoded(http: Http, stream: bool) -> None:
+    body = {"prompt": "hi", "request_id": "für 日/1%", "stream": stream}
+    asking = asyncio.ensure_future(http.raw.post("/v1/completions", json=body))
+    await http.answer("a")
+    response = await asking
+    assert (response.status_code, response.headers["x-request-id"]) == (200, "f%C3%BCr %E6%97%A5/1%")
+    assert '"cmpl-für 日/1%"' in response.text
+
+
+async def test_a_client_that_leaves_before_the_first_byte_frees_the_stream() -> None:
+    left: list[str] = []
+
+    async def admitted() -> AsyncGenerator[str, None]:
+        try:
+            yield "accepted"
+            yield "text"
+        finally:
+            left.append("closed")
+
+    async def written() -> AsyncGenerator[bytes, None]:
+        async for one in source:
+            yield one.encode()
+
+    async def stays() -> Any:
+        await asyncio.Event().wait()
+
+    async def gone(message: Any) -> None:
+        raise OSError("the client has left")
+
+    source = admitted()
+    await anext(source)
+    await EventStream(written(), source=source, headers={}, stalled_timeout_s=30)({}, stays, gone)
+    assert left == ["closed"]
 
 
 async def test_no_engine_means_unavailable(http: Http) -> None:

@@ -1,11 +1,13 @@
 """The ASGI application: routes, authentication, and the way of one request through the parts."""
 
 import asyncio
+import string
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -133,7 +135,7 @@ class OpenAIDoor:
         results = await while_connected(request.receive, results_of(self._service, call, caller))
         accepted = results[0].accepted
         answer = Answer(call, accepted, texts, __version__)
-        return JSONResponse(answer.whole(results), headers={"x-request-id": accepted.request_id})
+        return JSONResponse(answer.whole(results), headers=_id_header(accepted.request_id))
 
     async def _streamed(self, call: Call, caller: Caller, texts: TokenTexts) -> Response:
         """A stream whose request has been admitted: what is refused before has a status of its own."""
@@ -142,16 +144,17 @@ class OpenAIDoor:
             prompt, accepted = await anext(events)
             if not isinstance(accepted, GenerationAccepted):
                 raise ProtocolError("event: the stream did not begin with its acceptance")
+            answer = Answer(call, accepted, texts, __version__)
+            answer.accept(prompt, accepted)
+            return EventStream(
+                _chunks(call, answer, events),
+                source=events,
+                headers=_id_header(accepted.request_id),
+                stalled_timeout_s=self._options.stalled_timeout_s,
+            )
         except BaseException:
             await events.aclose()
             raise
-        answer = Answer(call, accepted, texts, __version__)
-        answer.accept(prompt, accepted)
-        return EventStream(
-            _chunks(call, answer, events),
-            headers={"x-request-id": accepted.request_id},
-            stalled_timeout_s=self._options.stalled_timeout_s,
-        )
 
 
 async def _chunks(call: Call, answer: Answer, events: AsyncGenerator[PromptEvent, None]) -> AsyncGenerator[bytes, None]:
@@ -173,6 +176,11 @@ async def _chunks(call: Call, answer: Answer, events: AsyncGenerator[PromptEvent
         except Exception as error:  # noqa: BLE001 - becomes an event
             yield as_event(failure_of(error, call.rename).body())
         yield DONE
+
+
+def _id_header(request_id: str) -> dict[str, str]:
+    """The id in ASCII, which is all that a header can carry: other characters are percent-encoded."""
+    return {"x-request-id": quote(request_id, safe=f"{string.punctuation} ")}
 
 
 def _guarded(endpoint: Endpoint, rename: Callable[[str], str] = lambda field: field) -> Endpoint:

@@ -34,11 +34,18 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], *, headers: dict[str, str], stalled_timeout_s: float
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        source: AsyncGenerator[Any, None],
+        headers: dict[str, str],
+        stalled_timeout_s: float,
     ) -> None:
+        """`source`: what `events` reads. Closed here as well: a generator that has not begun closes nothing."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
+        self._source = source
         self._stalled_timeout_s = stalled_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,6 +61,7 @@ class EventStream(Response):
                 task.cancel()
             await asyncio.gather(writing, leaving, return_exceptions=True)
             await self._events.aclose()
+            await self._source.aclose()
 
     async def _write(self, send: Send) -> None:
         try:
