@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from functools import partial
 from typing import Any, TypeVar
 
 from grpc_health.v1 import health_pb2
@@ -39,7 +38,7 @@ from outrider_cluster.assembly import gate_settings, router_limits, tls_files
 from outrider_cluster.codec import Codec, target_codec
 from outrider_cluster.deployment_service import DeploymentService
 from outrider_cluster.directory import ServeDirectory
-from outrider_cluster.fleet import read_fleet
+from outrider_cluster.fleet import FleetReader
 from outrider_cluster.http_ingress import AsgiAnswer, closed
 from outrider_cluster.key_file import KeyFollower
 from outrider_cluster.observability import Role, configure_logs, provider_for, request_tracer
@@ -132,9 +131,8 @@ class RouterIngress:
         await self._router.start()
         service = DeploymentService(self._router, lambda: directory.views)
         authenticate = counted(self._keys.ring.authenticate, metrics)
-        self._handlers = GenerationHandlers(
-            service, authenticate, fleet=partial(read_fleet, self._context.app_name, self._errors)
-        )
+        fleet = FleetReader(self._context.app_name, self._errors)
+        self._handlers = GenerationHandlers(service, authenticate, fleet=fleet.read)
         self._http = _door(settings, service, codec, self._pool, authenticate) if settings.http.enabled else closed
         if self._watching is not None:
             self._watching.cancel()
