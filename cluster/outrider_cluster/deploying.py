@@ -44,7 +44,7 @@ class Deployer:
 
         Raises `EngineUnavailable` saying what failed.
         """
-        self._declare(self._built_from)
+        self._declare(self._built_from, built_from=self._built_from)
         self._wait(timeout_s)
 
     def update(self, settings: Settings) -> Change:
@@ -56,18 +56,17 @@ class Deployer:
         change, field = change_between(self._applied, settings)
         if change is Change.RESTART:
             raise ConfigError(f"{field}: a change here takes a restart")
-        if change is Change.ROLLING:
-            self._built_from = settings
-        self._applied = settings
-        self._declare(settings)
+        built_from = settings if change is Change.ROLLING else self._built_from
+        self._declare(settings, built_from=built_from)
+        self._built_from, self._applied = built_from, settings
         return change
 
-    def _declare(self, settings: Settings) -> None:
+    def _declare(self, settings: Settings, *, built_from: Settings) -> None:
         application = ServeApplicationSchema(
             name=APPLICATION,
             import_path="outrider_cluster.app:build",
-            args={"settings": self._built_from.model_dump(mode="json")},
-            autoscaling_policy=application_policy(self._built_from),
+            args={"settings": built_from.model_dump(mode="json")},
+            autoscaling_policy=application_policy(built_from),
             deployments=[
                 DeploymentSchema(name=name, user_config=config) for name, config in user_configs(settings).items()
             ],

@@ -37,7 +37,8 @@ class Service:
 
     ingress: Ingress
     update: Callable[[Settings], Change]
-    """Apply changed settings while it runs: see `Deployer.update`. Raises `CompatibilityError` as well."""
+    """Apply changed settings while it runs: see `Deployer.update`. Raises `CompatibilityError` as well, and
+    `EngineUnavailable` when Serve does not answer."""
 
 
 @contextlib.contextmanager
@@ -63,7 +64,10 @@ def running_service(settings: Settings, progress: Progress, signals: StopSignals
 
             def update(settings: Settings) -> Change:
                 check_draft_vocabulary(settings, Environment.read(), progress)
-                return deployer.update(settings)
+                try:
+                    return deployer.update(settings)
+                except RayError as error:
+                    raise EngineUnavailable(reason_of(error)) from error
 
             yield Service(ingress=ingress, update=update)
         except SystemError as error:

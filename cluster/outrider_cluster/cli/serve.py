@@ -37,14 +37,15 @@ def serve(
     (without the second where http.enabled is false).
     """
     with no_process_left(), StopSignals() as signals, errors_as_exit_codes(), claimed_stdout() as announce:
+        hangups: SimpleQueue[int] = SimpleQueue()
+        # From the start: while an engine loads, SIGHUP would end the process and leave Ray behind.
+        signal.signal(signal.SIGHUP, lambda number, frame: hangups.put(number))
         settings = default_settings() if config is None else load_settings(config)
         prepare_environment(settings)
         # Imports Ray, which reads the environment.
         from outrider_cluster.service import running_service
 
         with running_service(settings, progress, signals) as service:
-            hangups: SimpleQueue[int] = SimpleQueue()
-            signal.signal(signal.SIGHUP, lambda number, frame: hangups.put(number))
             http = service.ingress.http_address
             announce(f"ready grpc={service.ingress.grpc_address}" + (f" http={http}" if http else ""))
             while hangups.get():

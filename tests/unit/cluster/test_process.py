@@ -108,3 +108,30 @@ def test_claimed_stdout_carries_the_commands_own_lines_only() -> None:
     out, err = process.communicate()
     assert out == "ready\nafter\n"
     assert err == "a library prints\na child prints\n"
+
+
+SERVING = """
+import contextlib, os, signal, sys
+from types import SimpleNamespace
+
+def update(settings):
+    print("updated", file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+@contextlib.contextmanager
+def running_service(settings, progress, signals=None):
+    os.kill(os.getpid(), signal.SIGHUP)
+    yield SimpleNamespace(ingress=SimpleNamespace(grpc_address="127.0.0.1:1", http_address=None), update=update)
+
+sys.modules["outrider_cluster.service"] = SimpleNamespace(running_service=running_service)
+from outrider_cluster.cli.serve import serve
+serve(None)
+"""
+
+
+def test_a_hangup_while_the_engine_loads_waits_until_it_serves() -> None:
+    process = start(SERVING)
+    out, err = process.communicate(timeout=50)
+    assert (out, process.returncode) == ("ready grpc=127.0.0.1:1\n", 0), err
+    assert "updated" in err
+    assert "stopped by SIGTERM" in err
