@@ -53,8 +53,13 @@ class DraftLoop:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread and every session; False if it is still in a step after `timeout_s`."""
+        """End the thread and every session; False if it is still in a step after `timeout_s`.
+
+        One that is still being started ends as soon as it runs.
+        """
         self._inbox.close()
+        if self._thread.ident is None:
+            return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

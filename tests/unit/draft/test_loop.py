@@ -227,3 +227,11 @@ async def test_verdicts_during_a_round_supersede_it(monkeypatch: pytest.MonkeyPa
         assert isinstance(event, DraftProposal)
         assert list(event.proposal.token_ids) == peer.oracle(1, 2)
     assert bench.drafter.counters.superseded == 1
+
+
+def test_a_thread_that_is_stopped_before_it_starts_ends_at_once() -> None:
+    bench = Bench()
+    loop = DraftLoop(drafter=bench.drafter, config=bench.config)
+    assert loop.stop(0.0)
+    loop.start()
+    assert loop.stop(LIMIT_S)
