@@ -87,6 +87,7 @@ class Settings(Section):
             self._kv_problem(),
             self._draft_problem(),
             self._time_problem(),
+            self._scaling_problem(),
             self._node_problem(),
             self._emulation_problem(),
         )
@@ -131,6 +132,12 @@ class Settings(Section):
                 f"router.default_timeout_s {router.default_timeout_s:g} is above "
                 f"router.max_timeout_s {router.max_timeout_s:g}"
             )
+        return None
+
+    def _scaling_problem(self) -> str | None:
+        draft = self.active_draft
+        if draft is not None and draft.autoscaling is not None and self.target.autoscaling is None:
+            return "draft.autoscaling: drafts follow the targets, whose number is fixed; set draft.num_replicas"
         return None
 
     def _node_problem(self) -> str | None:

@@ -135,6 +135,13 @@ def test_one_sequence_with_four_draft_tokens_is_allowed() -> None:
     assert parse_settings(text, origin="f.yaml").target.max_num_seqs == 1
 
 
+def test_drafts_follow_only_targets_that_follow_the_load() -> None:
+    text = MINIMAL + "draft: {kv: {num_blocks: 64}, autoscaling: {max_replicas: 2}}\n"
+    assert "draft.autoscaling: drafts follow the targets, whose number is fixed" in refusal(text)
+    scaled = text.replace("target:\n", "target:\n  autoscaling: {max_replicas: 2}\n")
+    assert parse_settings(scaled, origin="f.yaml").active_draft is not None
+
+
 def test_a_gpu_target_needs_a_gpu_draft() -> None:
     text = MINIMAL.replace("kv:", "gpus_per_rank: 1\n  kv:") + "draft: {kv: {num_blocks: 64}}\n"
     assert "draft.num_gpus is 0" in refusal(text)
