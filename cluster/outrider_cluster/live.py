@@ -63,18 +63,13 @@ def _takes(before: Settings, after: Settings, field: str) -> Change:
     section, _, name = field.partition(".")
     if name in LIVE_FIELDS.get(section, ()):
         return Change.LIVE
-    if field in ("draft.model", "draft.method") and _has_head(before, after):
+    if field == "draft.model" and _reads_features(before, after):
         return Change.ROLLING
     if name in DRAFT_FIELDS.get(section, ()):
-        return Change.ROLLING if name == "model" and _reads_features(before, after) else Change.DRAFT
+        return Change.DRAFT
     if section in _CLUSTER_SECTIONS or (section == "model" and before.model.public_name != after.model.public_name):
         return Change.RESTART
     return Change.ROLLING
-
-
-def _has_head(*ones: Settings) -> bool:
-    """Whether a draft is a head: its target stores features for it, and has to be built anew with it."""
-    return any(one.draft is not None and one.draft.method == "eagle3" for one in ones)
 
 
 def _reads_features(*settings: Settings) -> bool:

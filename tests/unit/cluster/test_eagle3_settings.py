@@ -73,3 +73,8 @@ def test_the_memory_plan_counts_stored_features(tmp_path: Path) -> None:
     without = with_head("head", model=model, target={"kv": kv}, draft={"enabled": False, "kv": kv})
     settings = with_head(str(tmp_path / "head"), model=model, target={"kv": kv}, draft={"kv": kv})
     assert block_bytes(settings) - block_bytes(without) == 16 * 2 * HIDDEN
+
+
+def test_another_head_that_is_switched_off_leaves_the_target_alone() -> None:
+    one, other = (with_head(name, draft={"enabled": False}) for name in ("one", "other"))
+    assert change_between(one, other) == (Change.DRAFT, "draft.model")
