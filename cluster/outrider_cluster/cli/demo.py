@@ -14,6 +14,7 @@ from outrider.core.errors import EngineUnavailable
 from outrider.core.generation import ChatMessage, GenerationRequest
 from outrider.core.speculation import SpeculationChoice, SpeculationPreference
 from outrider.engine.models.catalogue import is_packaged
+from outrider.engine.models.heads import is_head
 from outrider.engine.models.prepare import prepare
 from outrider.rpc.client import OutriderClient
 from outrider_cluster.cli.demo_report import DemoRow, as_json, as_table
@@ -73,6 +74,8 @@ def demo(
             settings = _with_draft(settings, draft)
         if settings.active_draft is None:
             fail("the demo compares with a draft, and this configuration has none")
+        if settings.active_draft.method == "eagle3" or is_head(settings.active_draft.model):
+            fail("the demo also runs the draft alone, which a head cannot: use outrider serve, or bench --draft")
         prepare_environment(settings)
         environment = Environment.read()
         for name in (settings.model.name, settings.active_draft.model):

@@ -226,6 +226,12 @@ def test_an_unreachable_address_is_an_error(runner: CliRunner) -> None:
     assert result.exit_code == 1
 
 
+def test_the_demo_refuses_a_head_which_cannot_run_alone(runner: CliRunner) -> None:
+    result = runner.invoke(app, ["demo", "--draft", "smollm2-eagle3"])
+    assert result.exit_code == 1
+    assert "which a head cannot" in result.stderr
+
+
 @pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["status"], ["models"], ["demo"]])
 def test_every_command_explains_itself(runner: CliRunner, command: list[str]) -> None:
     assert runner.invoke(app, [*command, "--help"]).exit_code == 0
