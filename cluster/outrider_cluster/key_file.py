@@ -13,9 +13,12 @@ from outrider_cluster.sections import SecuritySettings
 from outrider_cluster.sections.base import Section
 from outrider_cluster.yaml_source import YamlSource
 
-__all__ = ["KeyFile", "KeyFollower"]
+__all__ = ["MAX_ID_CHARS", "KeyFile", "KeyFollower"]
 
 _log = logging.getLogger(__name__)
+
+MAX_ID_CHARS = 64
+"""Longest id of a key."""
 
 _Stamp = tuple[int, int, int]
 
@@ -23,7 +26,7 @@ _Stamp = tuple[int, int, int]
 class _Entry(Section):
     """One key of the file."""
 
-    id: str = Field(min_length=1, max_length=64)
+    id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     max_concurrent_sequences: PositiveInt | None = None
     requests_per_minute: PositiveInt | None = None

@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 import yaml
 
+from outrider.core.errors import ConfigError
 from outrider.router.api_keys import ApiKey, digest_of, new_key
 from outrider_cluster.cli.terminal import errors_as_exit_codes, messages
+from outrider_cluster.key_file import MAX_ID_CHARS
 
 __all__ = ["keys"]
 
@@ -30,6 +32,8 @@ def new(
     The entry goes to standard output (append it to the file), the key to standard error.
     """
     with errors_as_exit_codes():
+        if len(owner) > MAX_ID_CHARS:
+            raise ConfigError(f"OWNER: {len(owner)} characters; the file takes ids of {MAX_ID_CHARS} at most")
         key = new_key()
         made = ApiKey(key_id=owner, digest=digest_of(key))
         limits = {

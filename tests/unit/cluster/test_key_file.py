@@ -130,3 +130,9 @@ def test_a_new_key_opens_with_the_entry_that_was_printed(tmp_path: Path) -> None
     (made,) = KeyFile(path).read()
     assert (made.digest, made.limits.requests_per_minute) == (digest_of(key), 5)
     assert key not in done.stdout
+
+
+def test_an_owner_whom_the_file_would_refuse_gets_no_key() -> None:
+    done = CliRunner().invoke(keys_command, ["new", "x" * 65])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "OWNER: 65 characters" in done.stderr
