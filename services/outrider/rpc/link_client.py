@@ -182,6 +182,7 @@ class GrpcDraftTransport:
         self._inbox.up(LinkUp(link_id=link_id, address=address, hello=stream.ack), outbox)
         _logger.info("link %x to draft %s is up", link_id, address)
         if self._closing or address not in self._addresses:  # changed while the greeting was under way
+            self._current = None
             stream.leave(outbox, "no longer wanted")
         try:
             end = await stream.run(outbox, self._inbox.events)

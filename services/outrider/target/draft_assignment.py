@@ -72,13 +72,21 @@ class DraftAssignment:
         self._note_outcome(linked)
         ordered = by_load(offers, self._engine_id)
         here = next((one for one in ordered if one.address == linked), None)
-        if here is not None:
-            goal = next((one for one in ordered if one.address not in self._held_off), here)
-            first = goal if moves(here, goal, self._random) else here
-            ordered = [first, *(one for one in ordered if one not in (here, first))]
-        addresses = [one.address for one in ordered]
+        first = self._first(ordered, here)
+        addresses = [one.address for one in ordered if one not in (here, first)]
+        if first is not None:
+            addresses.insert(0, first.address)
         self._wanted = addresses[0] if addresses else ""
         return addresses
+
+    def _first(self, ordered: Sequence[DraftOffer], here: DraftOffer | None) -> DraftOffer | None:
+        """The draft to have a link to; None without drafts."""
+        if here is None:
+            # The one chosen at an earlier look, whose link may be coming up, before the least loaded.
+            pending = (one for one in ordered if one.fresh and one.address == self._wanted)
+            return next(pending, ordered[0] if ordered else None)
+        goal = next((one for one in ordered if one.address not in self._held_off), here)
+        return goal if moves(here, goal, self._random) else here
 
     def _note_outcome(self, linked: str) -> None:
         """A link to another draft than the wanted one means that the wanted one could not be linked."""

@@ -121,6 +121,13 @@ def test_the_loss_of_a_draft_leads_to_the_least_loaded() -> None:
     assert choice.look([offer("a", 3), offer("b", 2), offer("c", 1)], "gone:1")[0] == "c:1"
 
 
+def test_a_choice_whose_link_is_coming_up_stays() -> None:
+    choice = DraftAssignment("e", Never())
+    assert choice.look([offer("a", 0), offer("b", 1)], "") == ["a:1", "b:1"]
+    assert choice.look([offer("a", 2), offer("b", 1)], "") == ["a:1", "b:1"]
+    assert choice.look([offer("a", 2, fresh=False), offer("b", 1)], "") == ["b:1", "a:1"]
+
+
 def test_without_drafts_there_is_nothing_to_choose() -> None:
     assert DraftAssignment("e", Never()).look([], "") == []
 
