@@ -45,7 +45,7 @@ _DOMAIN = "outrider"
 _ROUTER_LOST = "The actor "
 """How Ray Serve's proxy begins the INTERNAL status of a call whose router was lost under way ("The actor died …")
 or whose node was ("The actor ID is unavailable …")."""
-_MAX_CHARS = 400  # of one text; all trailers share 8 KiB, and a character may take 9 bytes
+_MAX_BYTES = 400  # of one text in UTF-8; all trailers share 8 KiB, and the message takes up to 3 bytes for each
 
 _logger = logging.getLogger(__name__)
 
@@ -148,8 +148,8 @@ def status_of(error: BaseException) -> CallStatus:
         _logger.error("internal error %s", incident, exc_info=error)
         return CallStatus(code=grpc.StatusCode.INTERNAL, message=f"internal error {incident}")
     row, shown = _TABLE[kind], without_paths if kind in _FROM_INSIDE else str
-    message = shown(str(error))[:_MAX_CHARS]
-    facts = {name: shown(fact)[:_MAX_CHARS] for name, fact in row.facts(error).items()}
+    message = _cut(shown(str(error)))
+    facts = {name: _cut(shown(fact)) for name, fact in row.facts(error).items()}
     details = StatusMessage(code=row.code.value[0], message=message)
     details.details.append(_packed(ErrorInfo(reason=kind.__name__, domain=_DOMAIN, metadata=facts)))
     trailing: list[Metadatum] = []
@@ -159,7 +159,7 @@ def status_of(error: BaseException) -> CallStatus:
         details.details.append(_packed(RetryInfo(retry_delay=delay)))
         trailing.append((RETRY_AFTER, str(milliseconds)))
     if isinstance(error, InvalidRequest):
-        violation = BadRequest.FieldViolation(field=error.field, description=error.problem[:_MAX_CHARS])
+        violation = BadRequest.FieldViolation(field=error.field, description=_cut(error.problem))
         details.details.append(_packed(BadRequest(field_violations=[violation])))
     trailing.append((_DETAILS, details.SerializeToString()))
     return CallStatus(code=row.code, message=message, trailing=tuple(trailing))
@@ -199,6 +199,11 @@ def domain_error(error: grpc.aio.AioRpcError) -> OutriderError:
     """The domain error behind a broken call."""
     trailing = cast(Iterable[Metadatum], error.trailing_metadata() or ())
     return error_of(error.code(), error.details() or "", trailing)
+
+
+def _cut(text: str) -> str:
+    """As much of the text as a status can carry, in characters that protobuf takes."""
+    return text.encode(errors="replace")[:_MAX_BYTES].decode(errors="ignore")
 
 
 def _packed(message: ErrorInfo | RetryInfo | BadRequest) -> AnyMessage:

@@ -1,7 +1,10 @@
 """The table of errors: every domain error has a status, survives it, and nothing else leaks."""
 
+import base64
 import logging
 from collections.abc import Callable
+from functools import partial
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -110,6 +113,15 @@ def test_long_messages_are_cut() -> None:
     assert len(status_of(ProtocolError("x" * 10_000)).message) == 400
     trailers = status_of(InvalidRequest("stop", "x" * 10_000)).trailing
     assert sum(len(value) for _, value in trailers) < 3000
+
+
+@pytest.mark.parametrize("character", ["x", "é", "日", "😀", "\ud800"])
+@pytest.mark.parametrize("kind", [partial(InvalidRequest, "stop"), EngineUnavailable])
+def test_a_long_message_of_any_script_fits_the_trailers(kind: Callable[[str], Exception], character: str) -> None:
+    status = status_of(kind(character * 1000))
+    sizes = [len(base64.b64encode(value)) for _, value in status.trailing if isinstance(value, bytes)]
+    assert sum(sizes) + len(quote(status.message)) < 6000
+    assert len(status.message) > 50
 
 
 @pytest.mark.parametrize(
