@@ -230,8 +230,10 @@ class AheadDrafter:
             in_flight = flight.in_flight
             ends_at = in_flight.launched_at + in_flight.budget_s - self._residents.margin.seconds
             if in_flight.budget_s > 0.0 and not in_flight.sent and now + step_s > ends_at:
-                lengths = [len(made.branch.token_ids) for made in in_flight.branches.values()]
-                in_flight.block_len = max(1, min(in_flight.block_len, *lengths))
+                # A text that has ended is short for good, and says nothing about the time.
+                made_so_far = [made.branch for made in in_flight.branches.values() if not made.branch.ended]
+                lengths = [len(one.token_ids) for one in made_so_far]
+                in_flight.block_len = max(1, min([in_flight.block_len, *lengths]))
                 for made in in_flight.branches.values():
                     made.branch.num_draft_tokens = min(made.branch.num_draft_tokens, in_flight.block_len + 1)
         if self._wait is None:

@@ -134,7 +134,8 @@ class Intake:
                 sequence.in_flight = sequence.launch(row, budget_s=budget_s, now=now)
 
     def _repair(self, link: Link, sequence: DraftSequence, divergence: Divergence | None) -> None:
-        if sequence.in_flight is not None and sequence.in_flight.base_len != len(sequence.text):
+        if sequence.in_flight is not None and sequence.in_flight.version != sequence.version:
+            # Of another text, or of one that is in doubt; of equal length it would be no less wrong.
             self._residents.ground(sequence)
         if divergence is not None:
             self._counters.resyncs += 1

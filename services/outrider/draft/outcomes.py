@@ -61,6 +61,8 @@ class InFlight:
     budget_s: float
     """Time until the verify ends, from the arrival of Launch."""
     launched_at: float
+    version: int
+    """Of the text that it stands behind; see `DraftSequence.version`."""
     guesses: list[Guess] = field(default_factory=list)
     """For positions 0 … len(token_ids): the token behind the first, second … accepted one."""
     branches: dict[tuple[int, int], OutcomeBranch] = field(default_factory=dict)

@@ -174,6 +174,7 @@ class DraftSequence:
             sampled=self.opening.rule is VerificationRule.REJECTION and not self.opening.sampling.greedy,
             budget_s=budget_s,
             launched_at=now,
+            version=self.version,
         )
 
     def known_guesses(self, token_ids: Sequence[int]) -> list[Guess]:

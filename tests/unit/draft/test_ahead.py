@@ -1,0 +1,86 @@
+"""Drafting ahead: tables under time pressure, and steps in flight that turn out to be of another text."""
+
+import pytest
+from tests.unit.draft.bench import Bench, Peer
+
+from outrider.core.link import Capability, Launch, LaunchRow, OutcomeTable
+from outrider.core.policy import RoundPlan
+from outrider.core.speculation import SpeculationMode, SpeculationReason
+
+PROMPT = [5, 7, 11, 2, 9, 30, 41]
+CACHED = frozenset({Capability.SEQUENTIAL, Capability.CACHED, Capability.SPARSE_LAWS})
+
+
+def launch(peer: Peer, *handles: int, budget_us: int = 0, num_draft_tokens: int = 4, branch_budget: int = 4) -> None:
+    """A step starts that has nothing of these sequences in flight but their last token."""
+    ahead = RoundPlan(
+        mode=SpeculationMode.CACHED,
+        num_draft_tokens=num_draft_tokens,
+        reason=SpeculationReason.ON,
+        branch_budget=branch_budget,
+    )
+    rows = tuple(
+        LaunchRow(
+            handle=handle,
+            base_len=len(peer.texts[handle]),
+            block_id=0,
+            num_used=0,
+            source=None,
+            token_ids=(),
+            ahead=ahead,
+        )
+        for handle in handles
+    )
+    peer.say(Launch(step=1, rows=rows, budget_us=budget_us))
+
+
+def test_a_step_without_branches_may_run_out_of_time() -> None:
+    """With one branch row for two sequences one of them has no table; both are out of time at once."""
+    bench = Bench(max_branch_rows=1)
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, [*PROMPT, 1])
+    peer.open(2, [*PROMPT, 2])
+    launch(peer, 1, 2, budget_us=1)
+    bench.settle()
+    tables = peer.take(OutcomeTable)
+    assert len(tables) == 1
+    assert len(tables[0].entries) == 1
+
+
+def test_a_block_that_ends_its_text_does_not_cut_the_others_when_the_time_is_up() -> None:
+    bench = Bench()
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT)
+    launch(peer, 1, num_draft_tokens=3)
+    bench.settle()
+    entries = peer.take(OutcomeTable)[0].entries
+    assert all(len(one.proposal) == 3 for one in entries)
+    first_ids = [one.proposal.token_ids[0] for one in entries]
+    ended = first_ids[-1]
+    assert first_ids.count(ended) == 1
+
+    bench = Bench()
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT, eos_token_ids=(ended,))
+    # Guesses and two steps of 2 ms; with 3 ms of margin the time is up behind the second token.
+    launch(peer, 1, num_draft_tokens=3, budget_us=8_900)
+    bench.settle()
+    lengths = sorted(len(one.proposal) for one in peer.take(OutcomeTable)[0].entries)
+    assert lengths == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("position", [3, len(PROMPT)])
+def test_a_text_rewritten_under_a_step_in_flight_gives_up_what_was_drafted_ahead(position: int) -> None:
+    """The length stays, the text does not: branches of the old text must not keep its KV from being cut."""
+    bench = Bench()
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT)
+    peer.judge(peer.row(1, 3))
+    launch(peer, 1)
+    bench.settle()
+    launch(peer, 1)  # by now all of the text counts as computed
+    bench.settle()
+    assert len(peer.take(OutcomeTable)) == 2
+    del peer.texts[1][position:]
+    peer.judge(peer.row(1, 4, k=3, accepted=[6] * (len(PROMPT) - position)))
+    assert list(peer.blocks()[1].token_ids) == peer.oracle(1, 3)
