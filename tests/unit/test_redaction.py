@@ -11,6 +11,7 @@ from outrider.core.redaction import without_paths
         ("rank 0: [Errno 2] No such file: '/models/llama/config.json'", "rank 0: [Errno 2] No such file: '(path)'"),
         ("cannot load /a/b: denied", "cannot load (path): denied"),
         ('File "/usr/lib/x.py", line 3', 'File "(path)", line 3'),
+        ("cannot open:/a/b, unix:/run/x.sock or file:///etc/y", "cannot open:(path), unix:(path) or (path)"),
         ("see ~/secrets/key or ../up", "see (path) or (path)"),
         ("model 'meta-llama/Llama-3.1' is not served", "model 'meta-llama/Llama-3.1' is not served"),
         ("no answer from 10.0.0.3:4567 within 5 s", "no answer from 10.0.0.3:4567 within 5 s"),
