@@ -11,8 +11,8 @@ class Budget:
     """A bucket that refills evenly and holds one minute's worth. May be overdrawn: then it has to fill up first.
 
     So a cost that shows only afterwards (the tokens of an output) is charged when it shows, exactly,
-    and nothing has to be estimated. Worked example: 60 per minute, 60 spent at once, 30 more spent
-    while it was above 0: empty again after 30 s, and 1 is there after 31 s.
+    and nothing has to be estimated. Worked example: 60 per minute, all 60 spent at once, and at once 30
+    more by what was running already: back at 0 after 30 s, and 1 is there after 31 s.
     """
 
     def __init__(self, per_minute: int, now_s: float) -> None:
