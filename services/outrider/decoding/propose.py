@@ -111,14 +111,18 @@ def propose(logits: Tensor, rows: Sequence[ProposeRow], num_valid_ids: int | Non
 
 @torch.no_grad()
 def draw(logits: Tensor, rows: Sequence[ProposeRow], num_valid_ids: int | None = None) -> Draws:
-    """`propose`, with the ids first. Leaves the rest for later where that costs an accelerator no copy."""
+    """`propose`, with the ids first.
+
+    Leaves the rest for later where that costs an accelerator no copy, and where no token needs a law: a
+    block travels as soon as its last id is known, and its laws with it.
+    """
     if not rows:
         return Draws([])
     if all(row.takes_maximum for row in rows):
         scores = valid_logits(logits, num_valid_ids)
         if scores.shape[0] != len(rows):
             raise ValueError(f"{scores.shape[0]} rows of logits for {len(rows)} rows")
-        if scores.device.type != "cpu":
+        if scores.device.type != "cpu" or any(row.rule is VerificationRule.REJECTION for row in rows):
             return Draws.of(_best(scores, rows))
         return Draws(first_argmax(scores).tolist(), lambda: _best(scores, rows))
     blocks = [LawBlock(sampling=row.sampling, prefix=row.prefix, prompt_len=row.prompt_len) for row in rows]

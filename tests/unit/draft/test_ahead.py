@@ -1,11 +1,11 @@
 """Drafting ahead: tables under time pressure, and steps in flight that turn out to be of another text."""
 
 import pytest
-from tests.unit.draft.bench import Bench, Peer
+from tests.unit.draft.bench import Bench, Peer, TimedEngine
 
 from outrider.core.link import Capability, Launch, LaunchRow, OutcomeTable
 from outrider.core.policy import RoundPlan
-from outrider.core.speculation import SpeculationMode, SpeculationReason
+from outrider.core.speculation import SpeculationMode, SpeculationReason, VerificationRule
 
 PROMPT = [5, 7, 11, 2, 9, 30, 41]
 CACHED = frozenset({Capability.SEQUENTIAL, Capability.CACHED, Capability.SPARSE_LAWS})
@@ -84,3 +84,21 @@ def test_a_text_rewritten_under_a_step_in_flight_gives_up_what_was_drafted_ahead
     del peer.texts[1][position:]
     peer.judge(peer.row(1, 4, k=3, accepted=[6] * (len(PROMPT) - position)))
     assert list(peer.blocks()[1].token_ids) == peer.oracle(1, 3)
+
+
+@pytest.mark.parametrize("max_model_len", [512, len(PROMPT) + 4])
+def test_every_token_of_a_greedy_block_has_its_law_under_the_rejection_rule(
+    max_model_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where most of what is known of a token is found out while the device runs the next."""
+    monkeypatch.setattr(TimedEngine, "wait", lambda _: None, raising=False)
+    bench = Bench(max_model_len=max_model_len)
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT, rule=VerificationRule.REJECTION)
+    peer.judge(peer.row(1, 3, k=3))
+    blocks = [peer.blocks()[1]]
+    launch(peer, 1)
+    bench.settle()
+    blocks += [one.proposal for one in peer.take(OutcomeTable)[0].entries]
+    for block in blocks:
+        assert [law.token_ids for law in block.laws] == [(token_id,) for token_id in block.token_ids]
