@@ -4,6 +4,8 @@ It runs on the same engine loop and data plane as a target, in an actor of its o
 nobody.
 """
 
+import asyncio
+import logging
 import os
 from typing import Any
 
@@ -11,11 +13,14 @@ import ray
 
 from outrider_cluster.assembly import draft_engine_config, draft_model_name
 from outrider_cluster.data_plane import EngineIdentity
+from outrider_cluster.memory import sized_draft
 from outrider_cluster.node import own_address
 from outrider_cluster.primary_rank import PrimaryRank
 from outrider_cluster.settings import Environment, Settings
 
 __all__ = ["DraftAlone", "start_draft_alone"]
+
+_log = logging.getLogger(__name__)
 
 
 class DraftAlone:
@@ -27,7 +32,8 @@ class DraftAlone:
         if draft is None:
             raise ValueError("draft: is not enabled")
         os.environ["OMP_NUM_THREADS"] = str(draft.threads)
-        self._engine_config = draft_engine_config(settings, draft, Environment.read())
+        self._draft = draft
+        self._with_draft = settings
         self._settings = settings.model_copy(
             update={
                 "draft": None,
@@ -41,11 +47,16 @@ class DraftAlone:
 
     async def start(self) -> str:
         """Load the model and serve; returns the data plane's address."""
+        environment = Environment.read()
+        engine_config = draft_engine_config(self._with_draft, self._draft, environment)
+        engine_config = await asyncio.to_thread(
+            sized_draft, engine_config, self._with_draft, self._draft, environment, _log.info
+        )
         self._rank = PrimaryRank(
             self._settings,
             EngineIdentity(engine_id="draft-alone", epoch=1),
             self._settings.data_plane.host or own_address(),
-            engine_config=self._engine_config,
+            engine_config=engine_config,
         )
         return await self._rank.start()
 

@@ -9,10 +9,11 @@ from tests.unit.engine.test_memory_plan import LLAMA_3_1_70B, LLAMA_3_2_1B, SMOL
 from typer.testing import CliRunner
 
 from outrider.core.errors import ConfigError
+from outrider.engine.config import EngineConfig
 from outrider.engine.device_memory import device_memory_bytes
 from outrider.engine.memory_plan import GIB
 from outrider.engine.models.config_file import read_config
-from outrider_cluster import memory
+from outrider_cluster import draft_alone, memory
 from outrider_cluster.assembly import draft_engine_config, target_engine_config
 from outrider_cluster.cli import app
 from outrider_cluster.memory import check_start, draft_plan, plans_of, target_plan
@@ -140,6 +141,28 @@ def test_cpu_pools_that_nobody_sized_take_a_share(
     assert one.plan.block_bytes * (one.plan.num_blocks + 1) > 0.25 * one.plan.settings.usable_bytes >= one.plan.kv_bytes
     sized = memory.sized_target(target_engine_config(laptop, environment), laptop, *start)
     assert sized.num_blocks == 512, "a number that was given stays"
+
+
+async def test_a_draft_that_runs_alone_is_sized_like_any_other(
+    laptop: Settings, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs: list[EngineConfig] = []
+
+    class Rank:
+        def __init__(self, *args: object, engine_config: EngineConfig) -> None:
+            configs.append(engine_config)
+
+        async def start(self) -> str:
+            return "127.0.0.1:1"
+
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(environment.cache_dir))
+    monkeypatch.setattr(memory, "device_memory_bytes", lambda device: 16 * GIB)
+    monkeypatch.setattr(draft_alone, "PrimaryRank", Rank)
+    monkeypatch.setattr(draft_alone, "own_address", lambda: "127.0.0.1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert await draft_alone.DraftAlone(unsized(laptop)).start() == "127.0.0.1:1"
+    (plan,) = plans_of(unsized(laptop), environment, 16 * GIB, lambda _: None)
+    assert [one.num_blocks for one in configs] == [plan.plan.num_blocks]
 
 
 def test_a_scripted_engine_has_no_bytes_to_count(environment: Environment) -> None:
