@@ -5,6 +5,7 @@ dispatch policy, the demand and the rule of the autoscaler. Devices, network and
 are emulated.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -57,8 +58,10 @@ class BurstSettings:
     """Of both devices: fewer steps to simulate in the same time."""
 
     def __post_init__(self) -> None:
-        if not self.phases or any(one.seconds <= 0 or one.streams < 0 for one in self.phases):
-            raise ConfigError("phases: at least one is needed, each with time above 0 and no fewer than 0 streams")
+        if not self.phases or any(not 0 < one.seconds < math.inf or one.streams < 0 for one in self.phases):
+            raise ConfigError(
+                "phases: at least one is needed, each with a finite time above 0 and no fewer than 0 streams"
+            )
         if self.max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs: {self.max_num_seqs} is below 1")
 

@@ -118,6 +118,7 @@ def test_settings_that_cannot_work_are_refused_by_name(wrong: dict[str, float], 
         ScalingSettings(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_burst_needs_time() -> None:
+@pytest.mark.parametrize("seconds", [(), (0.0,), (float("nan"),), (float("inf"),)])
+def test_a_burst_needs_time_that_ends(seconds: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="phases"):
-        BurstSettings(phases=())
+        BurstSettings(phases=tuple(Phase(seconds=one, streams=1) for one in seconds))
