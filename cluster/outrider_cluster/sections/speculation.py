@@ -1,4 +1,4 @@
-"""The section `speculation`: the gate's policy, all of it live."""
+"""The section `speculation`: the gate's policy, and how a target waits and copies."""
 
 from typing import Annotated, Literal
 
@@ -48,7 +48,8 @@ class ClassSettings(Section):
 
 
 class SpeculationSettings(Section):
-    """Policy of the gate. Everything here changes live, within one engine step."""
+    """Policy of the gate, which changes live, within one engine step; `max_draft_wait_ms` and `ngram`
+    belong to the engine loop, and a change of them rolls the targets."""
 
     preference: Preference = "auto"
     """off: never; on: whenever possible, past the policy below; auto: by the policy."""

@@ -1,6 +1,6 @@
-"""Writes the Grafana dashboards from the tables in `panels.py`; `--check` fails where a file differs.
+"""Writes the Grafana dashboards from the tables beside it; `--check` fails where a file differs.
 
-.venv/bin/python infra/observability/dashboards.py [--check]
+.venv/bin/python -m infra.observability.dashboards.write [--check]
 """
 
 import json
