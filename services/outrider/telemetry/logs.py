@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-__all__ = ["FIELDS", "JsonLineFormatter", "TextLineFormatter", "configure", "request_logger"]
+__all__ = ["FIELDS", "JsonLineFormatter", "TextLineFormatter", "configure"]
 
 FIELDS = (
     "request_id",
@@ -32,8 +32,6 @@ FIELDS = (
     "waiting",
 )
 """Fields that `extra` may add to a line."""
-
-RequestLogger = logging.LoggerAdapter[logging.Logger]
 
 
 class JsonLineFormatter(logging.Formatter):
@@ -95,11 +93,6 @@ def configure(
         for old in [one for one in logger.handlers if isinstance(one.formatter, JsonLineFormatter | TextLineFormatter)]:
             logger.removeHandler(old)
         logger.addHandler(handler)
-
-
-def request_logger(logger: logging.Logger, request_id: str) -> RequestLogger:
-    """The logger, with this request's id on every line."""
-    return logging.LoggerAdapter(logger, {"request_id": request_id})
 
 
 def _printable(text: str) -> str:

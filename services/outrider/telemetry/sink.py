@@ -61,7 +61,7 @@ class HistogramValue:
 
 @dataclass(slots=True)
 class InMemorySink:
-    """Keeps one number per metric and label set, in bounded space. For tests and for `status`.
+    """Keeps one number per metric and label set, in bounded space. For tests.
 
     Not thread-safe. A label set that was never written reads as 0.
     """

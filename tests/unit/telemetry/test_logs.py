@@ -10,7 +10,7 @@ import pytest
 
 from outrider.core.dispatch import SequenceEnd, SequenceErrorCode, SequenceFailure
 from outrider.core.request import SequenceRequest, StopConditions
-from outrider.telemetry.logs import JsonLineFormatter, configure, request_logger
+from outrider.telemetry.logs import JsonLineFormatter, configure
 from outrider.telemetry.sequence_log import SequenceLog
 from outrider.telemetry.spans import NullSequenceSpans
 
@@ -38,13 +38,6 @@ def test_one_event_is_one_json_line(stream: io.StringIO) -> None:
     time = line.pop("time")
     assert time.endswith("+00:00")
     assert line == {"level": "info", "logger": NAME, "message": "engine e0 is ready\nand “well”", "rank": 2}
-
-
-def test_a_request_has_its_id_on_every_line(stream: io.StringIO) -> None:
-    logger = request_logger(logging.getLogger(NAME), "r1")
-    logger.warning("late")
-    logger.error("gone")
-    assert [(line["level"], line["request_id"]) for line in lines(stream)] == [("warning", "r1"), ("error", "r1")]
 
 
 def test_a_field_that_is_not_listed_is_not_written(stream: io.StringIO) -> None:
