@@ -41,17 +41,16 @@ def build_engine(config: EngineConfig, progress: Progress) -> ModelEngine:
 
 
 def _build_torch(config: EngineConfig, progress: Progress) -> ModelEngine:
-    import torch
-
     from outrider.engine.cuda_path import paged_options, use_device
     from outrider.engine.draft_vocabulary import read_draft_vocabulary, reduce_head, scatter_head
     from outrider.engine.eagle3.build import build_capture
+    from outrider.engine.forward_threads import ForwardThreads, compute_alone
     from outrider.engine.loading import load_causal_lm, load_config
     from outrider.engine.packing import pack_model, pack_model_int4
     from outrider.engine.shape import ModelShape
     from outrider.engine.torch_engine import TorchEngine
 
-    torch.set_num_threads(config.threads)
+    compute_alone()
     folder = resolve(config.model, config.cache_dir, progress)
     dtype = torch_dtype(config)
     hf_config = load_config(folder)
@@ -71,7 +70,8 @@ def _build_torch(config: EngineConfig, progress: Progress) -> ModelEngine:
     if own_ids is not None:
         scatter_head(model, own_ids.to(device), shape.vocab_size)
     features = build_capture(config, hf_config, limits, device=device, progress=progress)
-    return TorchEngine(model, shape, limits, paged_options(config, shape, limits, dtype, device), features)
+    options = paged_options(config, shape, limits, dtype, device)
+    return TorchEngine(model, shape, limits, options, features, ForwardThreads(config.threads))
 
 
 def torch_dtype(config: EngineConfig) -> "torch.dtype":

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from outrider.engine.attention import AttentionBatch, KVPool
 from outrider.engine.base import EngineLimits, ForwardBatch
 from outrider.engine.eagle3.capture import FeatureCapture
+from outrider.engine.forward_threads import ForwardThreads
 from outrider.engine.lean_decoder import lean_decoder
 from outrider.engine.paged_steps import PagedOptions, PagedSteps
 from outrider.engine.ragged import RaggedBatch, RowLayout, check_batch, ragged_batch
@@ -33,11 +34,14 @@ class ModelRunner:
         limits: EngineLimits,
         paged: PagedOptions | None = None,
         features: FeatureCapture | None = None,
+        threads: ForwardThreads | None = None,
     ) -> None:
         """Allocate the KV pool. Without `paged`, attention gathers groups of slices.
 
-        `features`: what the inputs of some layers are handed to, in every forward.
+        `features`: what the inputs of some layers are handed to, in every forward. `threads`: those of
+        the thread that calls; None: as many as it has.
         """
+        self._threads = threads
         self._decoder = model.get_decoder()
         self.features = features
         """Where the features of every row with KV are; None: they are not kept."""
@@ -77,6 +81,8 @@ class ModelRunner:
 
         Raises `ValueError` when the batch does not fit the limits.
         """
+        if self._threads is not None:
+            self._threads.claim()
         check_batch(batch, self._layout.limits)
         if self._paged is not None:
             return self._paged.prepare(batch)

@@ -27,6 +27,7 @@ from outrider.engine.cuda_path import paged_options, use_device
 from outrider.engine.eagle3.build import build_capture
 from outrider.engine.eagle3.capture import FeatureCapture
 from outrider.engine.factory import limits_for, torch_dtype
+from outrider.engine.forward_threads import ForwardThreads, compute_alone
 from outrider.engine.loading import load_causal_lm, load_config
 from outrider.engine.models.prepare import Progress
 from outrider.engine.models.resolve import resolve
@@ -177,7 +178,7 @@ def _build_rank(
 ) -> tuple[ModelRunner, RankGroup, EngineLimits]:
     if config.tensor_parallel_size != rendezvous.world_size:
         raise ConfigError(f"tensor_parallel_size: {config.tensor_parallel_size}, but {rendezvous.world_size} ranks")
-    torch.set_num_threads(config.threads)
+    compute_alone()
     folder = resolve(config.model, config.cache_dir, progress)
     dtype = torch_dtype(config)
     hf_config = load_config(folder)
@@ -199,7 +200,8 @@ def _build_rank(
         features = build_capture(config, hf_config, limits, device=device, progress=progress)
     # Recording graphs at start-up already sums over the group: nobody may be late for it.
     group.wait_for_all()
-    runner = ModelRunner(model, shape, limits, paged_options(config, shape, limits, dtype, device), features)
+    options = paged_options(config, shape, limits, dtype, device)
+    runner = ModelRunner(model, shape, limits, options, features, ForwardThreads(config.threads))
     # Otherwise the first step would count a slower rank's preparation as its being late.
     group.wait_for_all()
     return runner, group, limits

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from outrider.core.errors import EngineUnavailable
 from outrider.engine.base import EngineLimits, ForwardBatch
 from outrider.engine.eagle3.capture import FeatureCapture
+from outrider.engine.forward_threads import ForwardThreads
 from outrider.engine.paged_steps import PagedOptions
 from outrider.engine.runner import ModelRunner
 from outrider.engine.shape import ModelShape
@@ -25,11 +26,12 @@ class TorchEngine:
         limits: EngineLimits,
         paged: PagedOptions | None = None,
         features: FeatureCapture | None = None,
+        threads: ForwardThreads | None = None,
     ) -> None:
-        """Take the model over, and allocate the whole KV pool; `paged` and `features` as in `ModelRunner`."""
+        """Take the model over, and allocate the whole KV pool; the rest as in `ModelRunner`."""
         self._limits = limits
         self._features = features
-        self._runner: ModelRunner | None = ModelRunner(model, shape, limits, paged, features)
+        self._runner: ModelRunner | None = ModelRunner(model, shape, limits, paged, features, threads)
 
     @property
     def limits(self) -> EngineLimits:

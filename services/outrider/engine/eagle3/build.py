@@ -14,6 +14,7 @@ from outrider.engine.eagle3.checkpoint import load_embedding, load_head
 from outrider.engine.eagle3.config import Eagle3Shape, load_head_config
 from outrider.engine.eagle3.engine import Eagle3Engine
 from outrider.engine.eagle3.packed import PackedHead
+from outrider.engine.forward_threads import ForwardThreads, compute_alone
 from outrider.engine.loading import load_config
 from outrider.engine.models.prepare import Progress
 from outrider.engine.models.resolve import resolve, resolve_head
@@ -29,7 +30,7 @@ def build_eagle3(config: EngineConfig, progress: Progress) -> Eagle3Engine:
 
     if config.head_of is None:
         raise ConfigError("head_of: an EAGLE-3 head needs the target whose embedding it shares")
-    torch.set_num_threads(config.threads)
+    compute_alone()
     folder = resolve_head(config.model, config.cache_dir, progress)
     hf_config = load_head_config(folder)
     shape = Eagle3Shape.of_config(hf_config)
@@ -46,7 +47,7 @@ def build_eagle3(config: EngineConfig, progress: Progress) -> Eagle3Engine:
         embedding = load_embedding(target_folder, shape)
     device = use_device(config.device)
     packed = PackedHead(head, embedding, vocab_size=shape.vocab_size, dtype=torch_dtype(config), device=device)
-    return Eagle3Engine(packed, LlamaRotaryEmbedding(hf_config).to(device), limits)
+    return Eagle3Engine(packed, LlamaRotaryEmbedding(hf_config).to(device), limits, ForwardThreads(config.threads))
 
 
 def build_capture(

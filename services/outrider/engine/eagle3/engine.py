@@ -18,6 +18,7 @@ from outrider.engine.attention import KVPool, paged_attention
 from outrider.engine.base import EngineLimits, ForwardBatch, ForwardSlice
 from outrider.engine.eagle3.capture import slots_of
 from outrider.engine.eagle3.packed import PackedHead
+from outrider.engine.forward_threads import ForwardThreads
 from outrider.engine.ragged import RaggedBatch, RowLayout, check_batch, ragged_batch
 
 __all__ = ["Eagle3Engine"]
@@ -26,8 +27,15 @@ __all__ = ["Eagle3Engine"]
 class Eagle3Engine:
     """Implements `ModelEngine` and `engine.features.FeatureSink`."""
 
-    def __init__(self, head: PackedHead, rotary: LlamaRotaryEmbedding, limits: EngineLimits) -> None:
-        """Take the head over and allocate its pools."""
+    def __init__(
+        self,
+        head: PackedHead,
+        rotary: LlamaRotaryEmbedding,
+        limits: EngineLimits,
+        threads: ForwardThreads | None = None,
+    ) -> None:
+        """Take the head over and allocate its pools. `threads` as in `ModelRunner`."""
+        self._threads = threads
         shape = head.shape
         self._limits = limits
         self._head = head
@@ -81,6 +89,8 @@ class Eagle3Engine:
         Raises as `ModelEngine.forward`.
         """
         self._check_open()
+        if self._threads is not None:
+            self._threads.claim()
         check_batch(batch, self._limits)
         kept = tuple(_without_row_0(one) for one in batch.slices)
         computed = ForwardBatch(slices=tuple(one for one in kept if one.token_ids))

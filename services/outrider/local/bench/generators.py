@@ -1,4 +1,4 @@
-"""The generators that a benchmark compares: a door of ours, and transformers in a thread of this process."""
+"""The generators that a benchmark compares: a door of ours, and transformers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Generators:
         self._max_tokens = max_tokens
         self._peer = peer
         self._codec = codec
-        # One thread for good: every new one would make its own team of compute threads.
+        # A peer blocks; it takes one request at a time.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="peer")
 
     def __enter__(self) -> "Generators":

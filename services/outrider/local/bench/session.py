@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from outrider.core.generation import ChatMessage
 from outrider.engine.base import ModelEngine
@@ -13,10 +14,11 @@ from outrider.engine.models.prepare import Progress
 from outrider.engine.models.resolve import resolve
 from outrider.local.bench.accounting import account_steps
 from outrider.local.bench.cpu_clock import ThreadCpuClock
-from outrider.local.bench.generators import Generators, Peer
+from outrider.local.bench.generators import Generators
 from outrider.local.bench.load import requests_of, run_load
 from outrider.local.bench.off_cost import OffCost, measure_off_cost
 from outrider.local.bench.paired import Meter, run_paired
+from outrider.local.bench.peer_process import PeerProcess, PeerSpec
 from outrider.local.bench.plan import BenchPlan, Mode, Piece
 from outrider.local.bench.prompts import Prompt
 from outrider.local.bench.result import BenchResult
@@ -26,6 +28,7 @@ from outrider.local.codec import Codec, check_vocabularies, load_codec
 from outrider.local.config import SELF_DRAFT, LocalSettings, scripted_settings
 from outrider.local.draft_handle import LocalDraft
 from outrider.local.stack import LocalStack, silent, start_draft
+from outrider.local.threads import run_in_thread
 from outrider.rpc.client import OutriderClient
 
 __all__ = ["LocalExtras", "longest_prompt", "run_accounting", "run_local", "run_remote"]
@@ -108,14 +111,15 @@ async def run_local(
         widths = None
         if extras.width_rounds and settings.target.kind == "torch":
             progress("measuring the bandwidth bound")
-            widths = await asyncio.to_thread(_widths, engine, settings.target, extras.width_rounds)
+            # In a thread that ends: one that stayed would keep its team of compute threads.
+            widths = await run_in_thread(partial(_widths, engine, settings.target, extras.width_rounds))
         stack = LocalStack(settings, engine=engine, codec=codec, draft=draft)
         try:
             await stack.start()
-            peer = await asyncio.to_thread(_peer, plan, settings, extras, progress)
-            with Generators(stack, max_tokens=plan.max_tokens, peer=peer, codec=codec) as generators:
-                await _warm_up(plan, generators)
-                cells = await run_paired(plan, generators.generate, meter)
+            async with _peer(plan, settings, extras, progress) as peer:
+                with Generators(stack, max_tokens=plan.max_tokens, peer=peer, codec=codec) as generators:
+                    await _warm_up(plan, generators)
+                    cells = await run_paired(plan, generators.generate, meter)
         finally:
             await stack.close()
         off_cost = None
@@ -165,23 +169,30 @@ def _widths(engine: ModelEngine, config: EngineConfig, rounds: int) -> WidthShar
     return measure_widths(engine, reader, rounds=rounds)
 
 
-def _peer(plan: BenchPlan, settings: LocalSettings, extras: LocalExtras, progress: Progress) -> Peer | None:
+@asynccontextmanager
+async def _peer(
+    plan: BenchPlan, settings: LocalSettings, extras: LocalExtras, progress: Progress
+) -> AsyncIterator[PeerProcess | None]:
     if not any(mode.is_peer for mode in plan.modes):
-        return None
-    from outrider.engine.peer import TransformersPeer
-
+        yield None
+        return
     progress("loading the model in transformers")
     target = settings.target
     assistant = None
     if Mode.HF_ASSISTED in plan.modes and settings.draft is not None:
         assistant = resolve(settings.draft.model, settings.draft.cache_dir, progress)
-    return TransformersPeer(
-        resolve(target.model, target.cache_dir, progress),
-        dtype=torch_dtype(target),
-        threads=target.threads,
+    spec = PeerSpec(
+        folder=resolve(target.model, target.cache_dir, progress),
+        target=target,
         assistant=assistant,
         prompt_lookup_tokens=extras.prompt_lookup_tokens if Mode.HF_ASSISTED in plan.modes else None,
     )
+    peer = PeerProcess(spec)
+    try:
+        await asyncio.to_thread(peer.load)
+        yield peer
+    finally:
+        peer.close()
 
 
 async def _warm_up(plan: BenchPlan, generators: Generators) -> None:
