@@ -47,7 +47,8 @@ class HeadBatches:
         if any(one.features is None for one in texts):
             raise ConfigError("method eagle3: the sampled texts have no features; sample them for this method")
         self._texts = texts
-        self._prefix = prefix
+        # Beside the texts, which are on the host until a batch is made of them.
+        self._prefix = CommonPrefix(ids=prefix.ids.cpu(), features=prefix.features.cpu())
         self._vocabulary = vocabulary
         self._embedding = embedding
         mean = sum(len(one) for one in texts) / max(1, len(texts)) + len(prefix.ids)

@@ -75,8 +75,9 @@ def new_head(shape: Eagle3Shape, target: Any, vocabulary: DraftVocabulary, *, se
 
 @torch.inference_mode()
 def features_of_prefix(target: Any, ids: Tensor) -> CommonPrefix:
-    """What the target says about the tokens [p] that stand before every text."""
+    """What the target says about the tokens [p] that stand before every text; on the target's device."""
     layers = default_feature_layers(target.config.num_hidden_layers)
-    states = target.get_decoder()(input_ids=ids.long()[None], output_hidden_states=True, use_cache=False).hidden_states
+    ids = ids.long().to(target.get_input_embeddings().weight.device)
+    states = target.get_decoder()(input_ids=ids[None], output_hidden_states=True, use_cache=False).hidden_states
     features = torch.stack([states[layer][0] for layer in layers], dim=1).to(torch.bfloat16)
-    return CommonPrefix(ids=ids.long(), features=features.clone())
+    return CommonPrefix(ids=ids, features=features.clone())
