@@ -48,12 +48,3 @@ class DraftVocabulary:
     def columns(self, ids: Tensor) -> Tensor:
         """Columns of full ids, the same shape; -1 where the draft does not have the id."""
         return self._columns[ids.long()]
-
-    def coverage(self, texts: Iterable[LabelledText]) -> float:
-        """Share of answer tokens that the draft can propose at all."""
-        known = total = 0
-        for one in texts:
-            answers = one.ids[1:][one.kind[:-1] == TokenKind.ANSWER]
-            known += int((self.columns(answers) >= 0).sum())
-            total += len(answers)
-        return known / max(1, total)
