@@ -144,7 +144,7 @@ def _acceptance(
         first=sum(first) / max(1, len(first)),
         per_position=shares,
         mean_length=mean_length,
-        rejection=float(torch.cat([overlap for _, overlap in judged]).mean()) if temperature else None,
+        rejection=float(torch.cat([overlap for _, overlap in judged]).mean()) if temperature and judged else None,
     )
 
 

@@ -30,7 +30,8 @@ class ClassAcceptance:
     mean_length: float
     """Tokens a round, the extra one included."""
     rejection: float | None
-    """Expected acceptance of the ratio test, the overlap of both laws; None when greedy, where it is `first`."""
+    """Expected acceptance of the ratio test, the overlap of both laws; None when greedy, where it is `first`, and
+    without any text."""
 
     def as_json(self) -> dict[str, object]:
         """Plain values."""
@@ -49,8 +50,8 @@ def acceptance_of(
 ) -> list[ClassAcceptance]:
     """Sample the target's answers, and ask the draft for every token of them.
 
-    `sampler` draws from `target`, with noise that the draft shares. All requests of a class have one
-    temperature. `tell` hears the share that is done.
+    `sampler` draws from `target`, with noise that the draft shares. A class has one request at least, and all of them
+    one temperature. `tell` hears the share that is done.
     """
     results = []
     total = sum(len(requests) for requests in prompts.values())
@@ -75,7 +76,7 @@ def acceptance_of(
                 first=sum(everything) / max(1, len(everything)),
                 per_position=shares,
                 mean_length=mean_length,
-                rejection=float(torch.cat(overlaps).mean()) if temperature else None,
+                rejection=float(torch.cat(overlaps).mean()) if temperature and overlaps else None,
             )
         )
     return results

@@ -10,6 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -136,5 +137,5 @@ class RecordStore:
     def _load(path: Path) -> dict[str, Tensor]:
         try:
             return load_file(str(path))
-        except (OSError, ValueError) as error:
+        except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path}: cannot read sampled texts: {error}") from error

@@ -35,7 +35,7 @@ def sample_texts(
     tell: Callable[[float, int], None],
     progress: Progress,
 ) -> None:
-    """Add shards for `seconds`, one at least; `tell` hears the share that is done and the tokens so far.
+    """Add shards for `seconds`, or one round of them; `tell` hears the share that is done and the tokens so far.
 
     `target` is the transformers model that labels; sampling runs on an engine of its own. Numbers
     continue behind the shards that are there, so a resumed stage samples other texts.
@@ -49,7 +49,7 @@ def sample_texts(
         feature_layers=layers,
     )
     max_len = min(settings.max_new_tokens + _MAX_PROMPT_TOKENS, int(target.config.max_position_embeddings))
-    tokens = 0
+    tokens = skipped = 0
     began = time.monotonic()
     slots = settings.num_slots
     with engine_for(settings, settings.target, num_slots=slots, max_len=max_len, progress=progress) as engine:
@@ -61,10 +61,12 @@ def sample_texts(
             num_valid_ids=tokenizer.vocab_size,
         )
         while True:
-            texts = _round(settings, tokenizer, frame, sampler, first=store.num_shards * slots)
+            texts = _round(settings, tokenizer, frame, sampler, first=(store.num_shards + skipped) * slots)
             if texts:
                 store.append(labeller.label(texts), labeller.prefix)
                 tokens += sum(len(one.ids) for one in texts)
+            else:
+                skipped += 1  # prompts that are all too long, or turns too short: those behind them may do
             share = min(1.0, (time.monotonic() - began) / seconds)
             tell(share, tokens)
             if share >= 1:

@@ -23,7 +23,7 @@ class StageMinutes:
 
     @classmethod
     def of_total(cls, minutes: float) -> "StageMinutes":
-        """Half for data: with little of it, more training only learns it by heart."""
+        """Nearly as much for data as for training: with little of it, more training only learns it by heart."""
         return cls(sample=0.4 * minutes, train=0.45 * minutes)
 
 
@@ -64,6 +64,9 @@ class DistillSettings:
         for name in ("num_layers", "vocabulary_size", "max_new_tokens", "num_slots", "top_k", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is below 1")
+        for name, prompts in self.held_out.items():
+            if not prompts:
+                raise ConfigError(f"held_out: {name} has no prompts")
         if not (self.minutes.sample > 0 and self.minutes.train > 0):
             raise ConfigError("minutes: every stage needs some time")
 

@@ -15,7 +15,8 @@ from outrider.core.errors import ConfigError
 from outrider.distill.batches import TextBatches
 from outrider.distill.narrow import make_narrow_student
 from outrider.distill.pipeline import DistillReport, distill
-from outrider.distill.records import RecordStore, TokenKind
+from outrider.distill.records import PromptClass, RecordStore, TokenKind
+from outrider.distill.sample_stage import sample_texts
 from outrider.distill.settings import DistillSettings, StageMinutes
 from outrider.distill.student import kept_layers, make_student
 from outrider.distill.training import Trainer, TrainingProgress, TrainingSettings
@@ -23,6 +24,7 @@ from outrider.distill.vocabulary import DraftVocabulary
 from outrider.engine.base import ForwardBatch, ForwardSlice
 from outrider.engine.config import EngineConfig
 from outrider.engine.factory import build_engine
+from outrider.engine.tokenizer import Tokenizer
 
 PROMPTS = tuple(f"question {number}?" for number in range(200))
 
@@ -198,3 +200,38 @@ def test_what_cannot_work_is_said(tmp_path: Path, changes: dict[str, Any], probl
 def test_settings_are_checked_by_name(tmp_path: Path, field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         settings(tmp_path, **{field: 0})
+
+
+def test_prompts_without_room_are_passed_over(tmp_path: Path) -> None:
+    """A whole round of them as well: those behind it are asked for."""
+
+    class EnoughError(Exception):
+        pass
+
+    save_tiny_target(tmp_path / "target")
+    one = settings(tmp_path, prompts=("far too long " * 400,) * 2 + PROMPTS[:2], num_slots=2)
+    store = RecordStore(tmp_path / "records")
+    rounds: list[int] = []
+
+    def tell(share: float, tokens: int) -> None:
+        rounds.append(tokens)
+        if tokens or len(rounds) > 2:
+            raise EnoughError
+
+    target = AutoModelForCausalLM.from_pretrained(str(tmp_path / "target"))
+    tokenizer = Tokenizer(tmp_path / "target")
+    with pytest.raises(EnoughError):
+        sample_texts(one, tokenizer, target, store, seconds=600.0, tell=tell, progress=lambda text: None)
+    assert [text.prompt_class for text in store.texts()] == [PromptClass.GIVEN] * 2
+    assert len(rounds) == 2
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s0000.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ConfigError, match=r"s0000\.safetensors: cannot read"):
+        list(RecordStore(tmp_path).texts())
+
+
+def test_a_class_without_held_out_prompts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="held_out: code has no prompts"):
+        settings(tmp_path, held_out={"code": ()})

@@ -55,3 +55,13 @@ def test_a_worse_draft_agrees_less_at_every_temperature() -> None:
         assert len(overlap) == (0 if temperature == 0 else 100)
         assert all(0.0 <= value <= 1.0 + 1e-9 for value in overlap.tolist())
     assert isinstance(text, SampledText)
+
+
+def test_prompts_that_are_all_too_long_leave_nothing_to_measure() -> None:
+    engine = ScriptedEngine(ScriptedConfig())
+    sampler = Sampler(engine, num_slots=1, max_len=4, end_ids=frozenset())
+    long = SampleRequest(
+        prompt_ids=(1, 2, 3, 4), max_new_tokens=1, sampling=SamplingParams(temperature=1.0), noise_key=1
+    )
+    (result,) = acceptance_of(engine, engine, sampler, {"own": [long]}, k=1, num_valid_ids=64, tell=lambda share: None)
+    assert (result.positions, result.rejection) == (0, None)
