@@ -13,6 +13,9 @@ __all__ = ["OFF_LOOP_CHARS", "TextCodec", "encode_prompt", "input_field"]
 OFF_LOOP_CHARS = 4096
 """Texts of at least this many characters are tokenized in a thread: other streams go on meanwhile."""
 
+_TURN_CHARS = 16
+"""What a chat template writes around each message, about: many empty messages are a long text, too."""
+
 
 class TextCodec(Protocol):
     """The tokenizer of the served model. Safe to call from several threads."""
@@ -73,6 +76,6 @@ def _encoding(request: GenerationRequest, codec: TextCodec) -> tuple[int, Callab
         return len(text), lambda: codec.encode(text)
     messages = request.messages or ()
     return (
-        sum(len(one.content) for one in messages),
+        sum(len(one.content) + _TURN_CHARS for one in messages),
         lambda: codec.encode_chat(messages, continue_final_message=request.continue_final_message),
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -34,7 +35,7 @@ from outrider.core.errors import (
     Overloaded,
     RequestAborted,
 )
-from outrider.core.generation import Caller, GenerationAccepted
+from outrider.core.generation import Caller, ChatMessage, GenerationAccepted
 from outrider.core.policy import GateSettings
 from outrider.core.ports import GenerationService
 from outrider.core.sequence import Finish, FinishReason
@@ -59,6 +60,10 @@ class GatedCodec(ByteCodec):
     def encode(self, text: str) -> list[int]:
         assert self.gate.wait(10)
         return list(text.encode()[:500])
+
+    def encode_chat(self, messages: Sequence[ChatMessage], *, continue_final_message: bool) -> list[int]:
+        assert self.gate.wait(10)
+        return [1]
 
 
 def as_port(service: RouterService) -> GenerationService:
@@ -298,10 +303,13 @@ async def test_abort_during_tokenization_never_reaches_an_engine() -> None:
         assert world.engine.submits.empty()
 
 
-async def test_long_text_is_tokenized_beside_other_streams() -> None:
+@pytest.mark.parametrize(
+    "long", [LONG, {"text": None, "messages": (ChatMessage(role="user", content=""),) * 1000}], ids=["text", "turns"]
+)
+async def test_long_text_is_tokenized_beside_other_streams(long: dict[str, Any]) -> None:
     codec = GatedCodec()
     async with World(codec=codec) as world:
-        slow = world.open(**LONG)
+        slow = world.open(**long)
         await until(lambda: world.service.running_requests)
         quick = world.open(token_ids=(1,), text=None)
         world.engine.text(await world.engine.submits.get(), "quick")
