@@ -469,8 +469,9 @@ async def test_health(servers: Servers) -> None:
         listed = await stub.List(health_pb2.HealthListRequest())
         assert set(listed.statuses) == {"", *PUBLIC_SERVICES}
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
+            await stub.Check(health_pb2.HealthCheckRequest(service="nobody" + "y" * 100_000))
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert "'nobodyyy" in (caught.value.details() or "")
         unknown = stub.Watch(health_pb2.HealthCheckRequest(service="nobody"))
         assert (await unknown.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         unknown.cancel()

@@ -16,6 +16,7 @@ from outrider.rpc.malformed import Malformed, malformed_error
 __all__ = ["HEALTH_SERVICE", "Health", "HealthServicer", "add_health"]
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
+_MAX_NAME_CHARS = 100  # of an unknown service, in an answer that anybody may ask for
 
 _SERVING = pb.HealthCheckResponse.SERVING
 _NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
@@ -41,7 +42,7 @@ class Health:
         state = self._state(request.service)
         if state == _UNKNOWN:
             context.set_code(grpc.StatusCode.NOT_FOUND)
-            context.set_details(f"service: {request.service!r} is not served here")
+            context.set_details(f"service: {request.service[:_MAX_NAME_CHARS]!r} is not served here")
         return pb.HealthCheckResponse(status=state)
 
     async def list_services(self) -> pb.HealthListResponse:
