@@ -1,6 +1,5 @@
 """`outrider.LLM`: generate from a script or a notebook, without a cluster."""
 
-import asyncio
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from outrider.local.config import LocalSettings, model_settings, scripted_settin
 from outrider.local.event_loop import Resident
 from outrider.local.sampling_params import SamplingParams
 from outrider.local.speculative_config import SpeculativeConfig, parse_speculative_config
+from outrider.local.together import together
 from outrider.target.config import TargetConfig
 
 __all__ = ["LLM"]
@@ -97,14 +97,14 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | None = None
     ) -> list[GenerationResult]:
-        """Run all prompts together, texts or token ids; results come in order. Raises `OutriderError`s."""
+        """Run all prompts together, texts or token ids; results come in order. Raises the first `OutriderError`."""
         params = sampling_params or SamplingParams()
         return self._run([_plain_request(prompt, params) for prompt in _listed(prompts)])
 
     def chat(
         self, conversations: Sequence[Sequence[ChatMessage]], sampling_params: SamplingParams | None = None
     ) -> list[GenerationResult]:
-        """Answer conversations through the model's chat template. Raises `OutriderError`s."""
+        """Answer conversations through the model's chat template. Raises the first `OutriderError`."""
         params = sampling_params or SamplingParams()
         return self._run([params.request(messages=tuple(turns)) for turns in conversations])
 
@@ -115,9 +115,7 @@ class LLM:
 
     async def _all(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         stack = self._resident.value
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(stack.generate(one)) for one in requests]
-        return [task.result() for task in running]
+        return await together(stack.generate(one) for one in requests)
 
 
 def _plain_request(prompt: Prompt, params: SamplingParams) -> GenerationRequest:

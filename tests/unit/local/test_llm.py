@@ -59,9 +59,8 @@ def test_nothing_is_left_after_close() -> None:
 
 def test_a_refused_request_leaves_the_model_usable() -> None:
     with outrider.LLM("scripted", max_model_len=64) as llm:
-        with pytest.raises(ExceptionGroup) as caught:
+        with pytest.raises(InvalidRequest, match="max_model_len 64"):
             llm.generate(["HELLO", "A" * 80], PARAMS)
-        assert caught.group_contains(InvalidRequest, match="max_model_len 64")
         assert llm.generate("HELLO", PARAMS)[0].choices[0].text
 
 

@@ -14,6 +14,7 @@ from outrider.core.sequence import FinishReason
 from outrider.local.soak.cases import Catalogue
 from outrider.local.soak.misuse import BAD_REQUESTS, misuse
 from outrider.local.stack import LocalStack
+from outrider.local.together import together
 
 __all__ = ["KeepGoing", "Mix", "Outcome", "Tally", "for_requests", "for_seconds", "run_streams"]
 
@@ -158,9 +159,7 @@ async def run_streams(
                 take(outcome)
             meter(str(tally))
 
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(num_streams):
-            tasks.create_task(stream())
+    await together(stream() for _ in range(num_streams))
     return tally
 
 
