@@ -55,7 +55,9 @@ class Prefiller:
             self._residents.evict(link, sequence, RefusalReason.NO_SPACE)
             return
         start = len(sequence.written)
-        chunk = sequence.text[start : min(start + self._chunk_tokens, sequence.runnable_len)]
+        # What only catches up leaves the last token to its round, which runs it for its logits in any case.
+        last = length if sequence.stage is Stage.FILLING else length - 1
+        chunk = sequence.text[start : min(start + self._chunk_tokens, sequence.runnable_len, last)]
         if chunk:
             table = self._residents.kv.block_table(sequence.kv_key)
             one = ForwardSlice(token_ids=chunk, start=start, block_table=table, num_logits=0)

@@ -382,3 +382,16 @@ def test_a_sequence_that_waits_for_the_draft_is_not_idle(busy_with: str) -> None
     bench.settle()
     assert [one.handle for one in peer.take(OpenNack)] == [2]
     assert peer.take(Evicted) == []
+
+
+def test_catching_up_leaves_the_last_token_to_the_round() -> None:
+    """Run by both, it would take the block that it filled along: published blocks are never written again."""
+    bench = Bench(block_size=4, max_catch_up_tokens=2)
+    peer = bench.peer()
+    peer.open(1, PROMPT)
+    bench.engine.batches.clear()
+    while len(peer.texts[1]) < 15:
+        peer.judge(peer.row(1, 3))
+    peer.judge(peer.row(1, 3, k=2))
+    assert list(peer.blocks()[1].token_ids) == peer.oracle(1, 2)
+    assert bench.engine.batches == [[8], [1], [1]]
