@@ -353,6 +353,7 @@ async def test_the_model_is_listed(http: Http) -> None:
         ("completions", {"prompt": "hi", "stream_options": {"include_usage": True}}, "stream_options"),
         ("completions", {"prompt": "hi", "logit_bias": {"x": 1}}, "logit_bias"),
         ("completions", {"prompt": "hi", "min_tokens": -1}, "min_tokens"),
+        ("completions", {"prompt": "hi", "top_k": 2**40}, "top_k"),
         ("completions", {"prompt": ["a"] * 65}, "prompt"),
         ("completions", {"prompt": [["a"]]}, "prompt"),
         ("completions", {"prompt": ""}, "prompt"),

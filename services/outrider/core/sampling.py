@@ -8,6 +8,7 @@ from outrider.core.errors import InvalidRequest
 __all__ = ["MAX_LOGIT_BIAS_ENTRIES", "SamplingParams"]
 
 MAX_LOGIT_BIAS_ENTRIES = 1024
+_MAX_TOP_K = 2**32 - 1  # what its fields in the contracts hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,8 @@ class SamplingParams:
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         if self.top_k < 0:
             raise InvalidRequest("top_k", f"{self.top_k} is below 0 (0 keeps every token)")
+        if self.top_k > _MAX_TOP_K:
+            raise InvalidRequest("top_k", f"{self.top_k} is above {_MAX_TOP_K}")
         if self.min_tokens < 0:
             raise InvalidRequest("min_tokens", f"{self.min_tokens} is below 0")
         if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:

@@ -65,6 +65,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"top_p": 1.1}, "top_p", "(0, 1]"),
     ({"top_p": math.nan}, "top_p", "(0, 1]"),
     ({"top_k": -1}, "top_k", "below 0"),
+    ({"top_k": 2**32}, "top_k", "above 4294967295"),
     ({"min_p": 1.5}, "min_p", "[0, 1]"),
     ({"min_p": math.nan}, "min_p", "[0, 1]"),
     ({"repetition_penalty": 0.0}, "repetition_penalty", "(0, 10]"),
