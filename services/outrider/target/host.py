@@ -168,10 +168,13 @@ class EngineHost:
         try:
             for running in list(self._loop.scheduler.all()):
                 self._loop.end(running, failure=failure)
-        finally:  # whatever else is broken, the routers and the supervisor hear of it
+        except Exception:  # noqa: BLE001  the sessions below tell the routers all the same
+            _log.exception("sequences could not be ended one by one")
+        try:  # whatever else is broken, the routers and the supervisor hear of it
             self._board.fail(cause)
             self._on_failure(cause)
-        self._loop.proposers.close()
+        finally:
+            self._loop.proposers.close()
 
     def _apply(self, session_id: int, command: "RouterCommand | _Drain | None") -> None:
         match command:

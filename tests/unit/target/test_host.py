@@ -149,6 +149,24 @@ async def test_engine_failure_reaches_every_stream_by_name(make_host, error: Exc
     assert host.failure is not None
 
 
+async def test_a_failed_engine_leaves_its_draft_whatever_else_is_broken(make_host, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    host, engine, failures = make_host()
+    closed: list[bool] = []
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("nothing can be ended")
+
+    monkeypatch.setattr(host._loop, "end", broken)
+    monkeypatch.setattr(host._loop.proposers, "close", lambda: closed.append(True))
+    session = host.connect("a")
+    engine.error = EngineUnavailable("rank 1 is gone")
+    session.send([SequenceSubmit(stream_key=1, request=request(max_tokens=3000))])
+    with pytest.raises(EngineUnavailable, match="rank 1 is gone"):
+        await session.receive()
+    host.stop(timeout_s=10)
+    assert (failures, closed) == (["rank 1 is gone"], [True])
+
+
 async def test_full_waiting_line_refuses_and_others_go_on(make_host) -> None:  # type: ignore[no-untyped-def]
     host, _, _ = make_host(TargetConfig(max_num_seqs=1, max_waiting_seqs=1))
     session = host.connect("a")
