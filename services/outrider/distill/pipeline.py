@@ -95,7 +95,10 @@ def _sample(
 
     def tell(share: float, tokens: int) -> None:
         seconds = spent + share * left
-        state.write_text(json.dumps({"seconds": seconds}) + "\n", encoding="utf-8")
+        # Complete or not at all: a run that is cut off here goes on, too.
+        scratch = state.with_suffix(".tmp")
+        scratch.write_text(json.dumps({"seconds": seconds}) + "\n", encoding="utf-8")
+        scratch.replace(state)
         listen("sample", seconds / budget, f"{tokens:,} tokens")
 
     sample_texts(settings, tokenizer, target, store, seconds=left, tell=tell, progress=progress)

@@ -82,5 +82,7 @@ def chosen_vocabulary(
         full_size=full_size,
         always=tokenizer.eos_token_ids,
     )
-    path.write_text(json.dumps(vocabulary.token_ids.tolist()) + "\n", encoding="utf-8")
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(json.dumps(vocabulary.token_ids.tolist()) + "\n", encoding="utf-8")
+    scratch.replace(path)
     return vocabulary

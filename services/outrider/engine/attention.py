@@ -71,13 +71,6 @@ class LayerKV:
         self.keys.flatten(0, 1).index_copy_(0, slots, key)
         self.values.flatten(0, 1).index_copy_(0, slots, value)
 
-    def write_joined(self, slots: Tensor, rows: Tensor) -> None:
-        """Store keys and values side by side, [total, 2 * kv_heads, head_dim], at `slots` [total]."""
-        if self.joined is None:
-            self.write(slots, *rows.chunk(2, dim=1))
-        else:
-            self.joined.flatten(0, 1).index_copy_(0, slots, rows)
-
 
 @dataclass(frozen=True, slots=True)
 class KVPool:

@@ -29,7 +29,7 @@ _ACCEPTANCE_STEPS = 20  # acceptance is rounded to 1/20, so that alike rows shar
 
 
 class SpeculationTuner:
-    """Chooses by `objective.best_choice` every few steps; remembers the choice in between."""
+    """Chooses by `objective.best_of_mode` every few steps; remembers the choice in between."""
 
     def __init__(self, verify_times: VerifyTimes, counters: ProposerCounters) -> None:
         self._verify_times = verify_times
