@@ -43,7 +43,7 @@ class WeightReader:
     """A buffer of `num_bytes` that can be read as a whole. Holds that much memory."""
 
     def __init__(self, num_bytes: int, *, threads: int) -> None:
-        """Sets the number of torch threads of this process, as engines do."""
+        """Sets the number of torch threads of the calling thread."""
         torch.set_num_threads(threads)
         self._buffer = torch.ones(num_bytes // torch.float32.itemsize, dtype=torch.float32)
 

@@ -19,8 +19,8 @@ __all__ = ["build_engine", "limits_for", "torch_dtype"]
 def build_engine(config: EngineConfig, progress: Progress) -> ModelEngine:
     """Prepare and load the model, and allocate its KV. Takes seconds; a first preparation, a minute.
 
-    Sets the number of torch threads of this process. Raises `ConfigError` or `CompatibilityError`
-    naming what cannot work.
+    The calling thread computes alone from here on; `config.threads` go to the thread that runs the engine
+    (`engine.forward_threads`). Raises `ConfigError` or `CompatibilityError` naming what cannot work.
     """
     if config.scripted is not None:
         from outrider.engine.scripted import ScriptedEngine

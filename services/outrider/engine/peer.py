@@ -58,7 +58,7 @@ class TransformersPeer:
     ) -> None:
         """`assistant` and `prompt_lookup_tokens` are two ways of assisted generation: give one at most.
 
-        Sets the number of torch threads of this process. Raises `ConfigError`.
+        Sets the number of torch threads of the calling thread. Raises `ConfigError`.
         """
         if assistant is not None and prompt_lookup_tokens is not None:
             raise ConfigError("assistant, prompt_lookup_tokens: transformers takes one of them")

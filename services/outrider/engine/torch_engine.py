@@ -60,7 +60,7 @@ class TorchEngine:
 
     def close(self) -> None:
         """Release the model and its KV. Closing again changes nothing."""
-        self._runner = None
+        self._runner = self._features = None
 
     def _open_runner(self) -> ModelRunner:
         if self._runner is None:
