@@ -105,6 +105,9 @@ class TargetFront:
 
     async def check_health(self) -> None:
         """Raises when supervision itself has ended, or rebuilding in this place does not help."""
+        if self._metrics is not None:
+            # Serve asks every few seconds, whatever else happens.
+            self._metrics.repeat()
         if self._supervising is not None and self._supervising.done():
             broken = None if self._supervising.cancelled() else self._supervising.exception()
             raise EngineUnavailable(f"the supervisor has ended: {broken!r}") from broken

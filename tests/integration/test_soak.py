@@ -35,4 +35,5 @@ async def test_streams_with_aborts_leak_nothing_and_give_the_texts_of_solo_runs(
     assert tally.cut == 0, "these texts are shorter than what may wait for a reader"
     assert tally.not_refused == []
     assert tally.refused > 10
-    assert {one.process for one in report.memory} == {"this process"}
+    # Other tests' processes may be there as well.
+    assert "this process" in {one.process for one in report.memory}

@@ -15,7 +15,7 @@ from outrider.core.speculation import SpeculationReason
 __all__ = ["draft_lines", "engine_table", "error_lines", "fleet_lines", "status_screen"]
 
 _MINUTE_S, _HOUR_S = 60, 3600
-_SHOWN_ERRORS = 8
+_SHOWN_ERRORS = 3
 
 
 def status_screen(model: ModelDescription, engines: Sequence[EngineStatus], fleet: FleetStatus) -> RenderableType:

@@ -36,9 +36,14 @@ class FrontMetrics:
         self._sink.add(metrics.ENGINE_FAILURES, 1, self._labels)
         self._set_ready(False)
 
+    def repeat(self) -> None:
+        """Say again whether the engine serves: a gauge that nobody sets for a while vanishes from Ray's port."""
+        self._set_ready(self._ready)
+
     def closed(self) -> None:
         """The replica leaves."""
         self._set_ready(False)
 
     def _set_ready(self, value: bool) -> None:
+        self._ready = value
         self._sink.set(metrics.READY, float(value), self._labels)

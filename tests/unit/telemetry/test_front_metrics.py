@@ -30,6 +30,17 @@ def test_starts_and_failures_begin_at_zero_and_ready_follows() -> None:
     assert seen() == (2, 1, 0)
 
 
+def test_what_is_so_can_be_said_again() -> None:
+    sink = InMemorySink()
+    front = FrontMetrics(sink, LABELS)
+    front.starting()
+    front.ready()
+    sink.set(metrics.READY, 0, LABELS)  # as if it had been forgotten
+    front.repeat()
+    assert sink.value(metrics.READY, LABELS) == 1
+    assert sink.value(metrics.ENGINE_STARTS, LABELS) == 1
+
+
 def test_labels_are_complete_from_the_start() -> None:
     with pytest.raises(ValueError, match="labels"):
         FrontMetrics(InMemorySink(), {"model_name": "m"})
