@@ -98,10 +98,13 @@ def test_a_hung_rank_ends_the_group(tmp_path: Path) -> None:
         hung = group.processes[1].pid
         assert hung is not None
         os.kill(hung, signal.SIGSTOP)
-        answer = group.forward(ForwardBatch(slices=(rows(8, 9, num_logits=1),)))
+        step = ForwardBatch(slices=(rows(8, 9, num_logits=1),))
+        # The first hangs in its sums or, like the second, in handing over a command that nobody asks for.
+        answers = [group.forward(step), group.forward(step)]
 
-    assert "lost a tensor-parallel peer" in answer
-    assert "3000ms" in answer
+    for answer in answers:
+        assert "lost a tensor-parallel peer" in answer
+        assert "3000ms" in answer
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

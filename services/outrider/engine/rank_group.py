@@ -55,6 +55,7 @@ class RankGroup:
         except RuntimeError as error:
             raise self.failure(error) from error
         self._commands = commands
+        self._timeout_s = timeout_s
 
     def wait_for_all(self) -> None:
         """Wait until every rank is here, however long one takes. Raises as `receive_command`."""
@@ -69,14 +70,17 @@ class RankGroup:
         return activations
 
     def send_command(self, values: Sequence[int]) -> None:
-        """Rank 0: hand `values` to every other rank. Raises `EngineUnavailable` when one is gone."""
+        """Rank 0: hand `values` to every other rank.
+
+        Raises `EngineUnavailable` when one is gone, or does not take them within the time-out.
+        """
         message = torch.tensor([len(values), *values], dtype=torch.int32)
         first = torch.zeros(_FIRST_BROADCAST, dtype=torch.int32)
         head = message[:_FIRST_BROADCAST]
         first[: len(head)] = head
-        self._broadcast(first)
+        self._send(first)
         if len(message) > _FIRST_BROADCAST:
-            self._broadcast(message[_FIRST_BROADCAST:].contiguous())
+            self._send(message[_FIRST_BROADCAST:].contiguous())
 
     def receive_command(self) -> list[int]:
         """Other ranks: wait for rank 0's next command, however long that takes.
@@ -100,6 +104,18 @@ class RankGroup:
         """Leave the group. The other ranks' collectives fail from now on."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _send(self, tensor: Tensor) -> None:
+        # A rank that hangs before it asks for a command would hold a sender for the group's whole
+        # idle time: gloo sends only what the other side has asked for.
+        try:
+            work = dist.broadcast(tensor, src=0, group=self._commands, async_op=True)
+            work.wait(timedelta(seconds=self._timeout_s))
+        except RuntimeError as error:
+            if "timed out" in str(error).lower():
+                late = RuntimeError(f"no rank may be late by {round(1000 * self._timeout_s)}ms, and one was")
+                raise self.failure(late) from error
+            raise self.failure(error) from error
 
     def _broadcast(self, tensor: Tensor) -> None:
         try:
