@@ -12,11 +12,12 @@ from outrider.distill.objective import Labels
 from outrider.distill.records import LabelledText
 from outrider.distill.vocabulary import DraftVocabulary
 
-__all__ = ["Batch", "TextBatches", "is_held_out"]
+__all__ = ["KIND_WEIGHT", "Batch", "LengthOrder", "TextBatches", "is_held_out"]
 
 _HELD_OUT_EVERY = 40
-# A prompt's tokens are no answer, but the target's opinion of them is worth something.
-_KIND_WEIGHT = torch.tensor([0.15, 0.5, 1.0, 0.0])
+KIND_WEIGHT = torch.tensor([0.15, 0.5, 1.0, 0.0])
+"""Weight of a position by its `TokenKind`. A prompt's tokens are no answer, but the target's opinion of
+them is worth something; nothing stands behind the end."""
 # Texts of about equal length lie in one batch, so that little is padding; they are sorted within
 # a window of this many batches, so that batches still differ from epoch to epoch.
 _WINDOW = 24
@@ -41,8 +42,46 @@ class Batch:
     """Without padding."""
 
 
+class LengthOrder:
+    """Which texts form a batch, and the order of the batches: fixed by a seed, and resumable."""
+
+    def __init__(self, lengths: Sequence[int], *, batch_tokens: int, seed: int) -> None:
+        """`lengths` of the texts in tokens, what stands before each of them included."""
+        self._lengths = lengths
+        mean = sum(lengths) / max(1, len(lengths))
+        self._size = max(1, round(batch_tokens / max(1.0, mean)))
+        self._seed = seed
+
+    def once(self) -> Iterator[list[int]]:
+        """Every text once, in the order of their lengths."""
+        order = self._by_length(range(len(self._lengths)))
+        for begin in range(0, len(order), self._size):
+            yield order[begin : begin + self._size]
+
+    def shuffled(self, skip: int) -> Iterator[list[int]]:
+        """Endless; the first `skip` batches are left out, as a resumed training has seen them."""
+        epoch, offset = divmod(skip, -(-len(self._lengths) // self._size))
+        while True:
+            yield from self._epoch(epoch)[offset:]
+            epoch, offset = epoch + 1, 0
+
+    def _epoch(self, epoch: int) -> list[list[int]]:
+        source = random.Random(self._seed * 1_000_003 + epoch)
+        order = list(range(len(self._lengths)))
+        source.shuffle(order)
+        batches = []
+        for begin in range(0, len(order), self._size * _WINDOW):
+            window = self._by_length(order[begin : begin + self._size * _WINDOW])
+            batches += [window[place : place + self._size] for place in range(0, len(window), self._size)]
+        source.shuffle(batches)
+        return batches
+
+    def _by_length(self, chosen: Sequence[int]) -> list[int]:
+        return sorted(chosen, key=lambda index: self._lengths[index])
+
+
 class TextBatches:
-    """Endless shuffled batches, and the order they come in, which `skip` resumes."""
+    """The batches of some texts, in the orders of `LengthOrder`."""
 
     def __init__(
         self,
@@ -57,40 +96,16 @@ class TextBatches:
         self._texts = texts
         self._prefix = prefix
         self._vocabulary = vocabulary
-        mean = sum(len(one) for one in texts) / max(1, len(texts)) + len(prefix)
-        self._batch_texts = max(1, round(batch_tokens / mean))
-        self._seed = seed
-
-    @property
-    def per_epoch(self) -> int:
-        """Batches that show every text once."""
-        return -(-len(self._texts) // self._batch_texts)
+        lengths = [len(prefix) + len(one) for one in texts]
+        self._order = LengthOrder(lengths, batch_tokens=batch_tokens, seed=seed)
 
     def once(self) -> Iterator[Batch]:
-        """Every text once, in the order of their lengths."""
-        order = sorted(range(len(self._texts)), key=lambda index: len(self._texts[index]))
-        for begin in range(0, len(order), self._batch_texts):
-            yield self._batch(order[begin : begin + self._batch_texts])
+        """Every text once."""
+        return map(self._batch, self._order.once())
 
     def shuffled(self, skip: int) -> Iterator[Batch]:
-        """Endless; the first `skip` batches are left out, as a resumed training has seen them."""
-        epoch, offset = divmod(skip, self.per_epoch)
-        while True:
-            for chosen in self._epoch(epoch)[offset:]:
-                yield self._batch(chosen)
-            epoch, offset = epoch + 1, 0
-
-    def _epoch(self, epoch: int) -> list[list[int]]:
-        random_order = random.Random(self._seed * 1_000_003 + epoch)
-        order = list(range(len(self._texts)))
-        random_order.shuffle(order)
-        size = self._batch_texts
-        batches = []
-        for begin in range(0, len(order), size * _WINDOW):
-            window = sorted(order[begin : begin + size * _WINDOW], key=lambda index: len(self._texts[index]))
-            batches += [window[place : place + size] for place in range(0, len(window), size)]
-        random_order.shuffle(batches)
-        return batches
+        """Endless, behind the first `skip`."""
+        return map(self._batch, self._order.shuffled(skip))
 
     def _batch(self, chosen: Sequence[int]) -> Batch:
         texts = [self._texts[index] for index in chosen]
@@ -98,7 +113,7 @@ class TextBatches:
         length, begin = ids.shape[1], len(self._prefix)
         rows, parts = [], []
         for row, one in enumerate(texts):
-            weight = _KIND_WEIGHT[one.kind.long()]
+            weight = KIND_WEIGHT[one.kind.long()]
             labelled = weight.nonzero().squeeze(1)
             rows.append(row * length + begin + labelled)
             parts.append((one.top_ids[labelled], one.top_logp[labelled], one.hidden[labelled], weight[labelled]))

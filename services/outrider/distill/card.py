@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from outrider.distill.evaluation import ClassAcceptance
 from outrider.distill.records import LabelledText, RecordStore
 from outrider.distill.settings import DistillSettings
-from outrider.distill.training import TrainingReport
+from outrider.distill.training_loop import TrainingReport
 
 __all__ = ["write_card"]
 

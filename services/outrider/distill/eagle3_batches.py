@@ -1,6 +1,5 @@
 """From labelled texts to padded batches for a head: the target's features beside the tokens."""
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,15 +8,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outrider.core.errors import ConfigError
+from outrider.distill.batches import KIND_WEIGHT, LengthOrder
 from outrider.distill.eagle3_loss import HeadBatch
 from outrider.distill.records import LabelledText, TokenKind
 from outrider.distill.vocabulary import DraftVocabulary
 
 __all__ = ["CommonPrefix", "HeadBatches"]
-
-# Prompt tokens teach the head to read, and cost little beside the answers; nothing stands behind the end.
-_KIND_WEIGHT = torch.tensor([0.15, 0.5, 1.0, 0.0])
-_WINDOW = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,7 +27,7 @@ class CommonPrefix:
 
 
 class HeadBatches:
-    """Endless shuffled batches, and the order they come in, which `skip` resumes."""
+    """The batches of some texts for a head, in the orders of `LengthOrder`."""
 
     def __init__(
         self,
@@ -51,41 +47,16 @@ class HeadBatches:
         self._prefix = CommonPrefix(ids=prefix.ids.cpu(), features=prefix.features.cpu())
         self._vocabulary = vocabulary
         self._embedding = embedding
-        mean = sum(len(one) for one in texts) / max(1, len(texts)) + len(prefix.ids)
-        self._batch_texts = max(1, round(batch_tokens / mean))
-        self._seed = seed
-
-    @property
-    def per_epoch(self) -> int:
-        """Batches that show every text once."""
-        return -(-len(self._texts) // self._batch_texts)
+        lengths = [len(prefix.ids) + len(one) for one in texts]
+        self._order = LengthOrder(lengths, batch_tokens=batch_tokens, seed=seed)
 
     def once(self) -> Iterator[HeadBatch]:
-        """Every text once, in the order of their lengths."""
-        order = sorted(range(len(self._texts)), key=lambda index: len(self._texts[index]))
-        for begin in range(0, len(order), self._batch_texts):
-            yield self._batch(order[begin : begin + self._batch_texts])
+        """Every text once."""
+        return map(self._batch, self._order.once())
 
     def shuffled(self, skip: int) -> Iterator[HeadBatch]:
-        """Endless; the first `skip` batches are left out, as a resumed training has seen them."""
-        epoch, offset = divmod(skip, self.per_epoch)
-        while True:
-            for chosen in self._epoch(epoch)[offset:]:
-                yield self._batch(chosen)
-            epoch, offset = epoch + 1, 0
-
-    def _epoch(self, epoch: int) -> list[list[int]]:
-        """Texts of about equal length together, so that little is padding; batches differ every time."""
-        source = random.Random(self._seed * 1_000_003 + epoch)
-        order = list(range(len(self._texts)))
-        source.shuffle(order)
-        size = self._batch_texts
-        batches = []
-        for begin in range(0, len(order), size * _WINDOW):
-            window = sorted(order[begin : begin + size * _WINDOW], key=lambda index: len(self._texts[index]))
-            batches += [window[place : place + size] for place in range(0, len(window), size)]
-        source.shuffle(batches)
-        return batches
+        """Endless, behind the first `skip`."""
+        return map(self._batch, self._order.shuffled(skip))
 
     def _batch(self, chosen: Sequence[int]) -> HeadBatch:
         texts = [self._texts[index] for index in chosen]
@@ -112,6 +83,6 @@ class HeadBatches:
             teacher_ids=columns.clamp_min(0).to(device),
             teacher_probs=probs.where(columns >= 0, 0.0).to(device),
             teacher_hidden=behind_prefix([one.hidden for one in texts], 0.0).to(device),
-            weight=_KIND_WEIGHT[kinds.long()].to(device),
+            weight=KIND_WEIGHT[kinds.long()].to(device),
             num_tokens=sum(len(one) + begin for one in texts),
         )

@@ -18,7 +18,7 @@ from outrider.distill.eagle3_training import HeadTrainer, HeadTraining, Rotary
 from outrider.distill.records import LabelledText, RecordStore
 from outrider.distill.settings import DistillSettings
 from outrider.distill.train_stage import chosen_vocabulary
-from outrider.distill.training import TrainingProgress, TrainingReport
+from outrider.distill.training_loop import TrainingProgress, TrainingReport
 from outrider.engine.eagle3.checkpoint import save_head
 from outrider.engine.eagle3.config import Eagle3Shape, load_head_config
 from outrider.engine.tokenizer import Tokenizer
@@ -62,11 +62,9 @@ def train_head(
         return HeadBatches(of, prefix, vocabulary, embedding, batch_tokens=training.batch_tokens, seed=training.seed)
 
     trainer.run(batches(learned), tell)
-    agreement = trainer.agreement(batches(held_out))
+    report = trainer.report(batches(held_out))
     save_head(head, config, settings.output)
-    return TrainingReport(
-        steps=trainer.steps, tokens=trainer.tokens, seconds=trainer.seconds, held_out_agreement=agreement[0]
-    )
+    return report
 
 
 def rotary_of(folder: Path, like: Tensor) -> Rotary:

@@ -19,7 +19,7 @@ from outrider.distill.records import RecordStore
 from outrider.distill.sample_stage import sample_texts
 from outrider.distill.settings import DistillSettings
 from outrider.distill.train_stage import train_draft
-from outrider.distill.training import TrainingProgress, TrainingReport
+from outrider.distill.training_loop import TrainingProgress, TrainingReport
 from outrider.engine.loading import check_supported
 from outrider.engine.models.catalogue import is_packaged, packaged_model, shipped_draft
 from outrider.engine.models.prepare import Progress

@@ -15,7 +15,8 @@ from outrider.distill.narrow import make_narrow_student
 from outrider.distill.records import LabelledText, RecordStore
 from outrider.distill.settings import DistillSettings
 from outrider.distill.student import kept_layers, make_student
-from outrider.distill.training import Trainer, TrainingProgress, TrainingReport, TrainingSettings
+from outrider.distill.training import Trainer, TrainingSettings
+from outrider.distill.training_loop import TrainingProgress, TrainingReport
 from outrider.distill.vocabulary import DraftVocabulary
 from outrider.engine.tokenizer import Tokenizer
 

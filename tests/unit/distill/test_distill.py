@@ -19,7 +19,8 @@ from outrider.distill.records import PromptClass, RecordStore, TokenKind
 from outrider.distill.sample_stage import sample_texts
 from outrider.distill.settings import DistillSettings, StageMinutes
 from outrider.distill.student import kept_layers, make_student
-from outrider.distill.training import Trainer, TrainingProgress, TrainingSettings
+from outrider.distill.training import Trainer, TrainingSettings
+from outrider.distill.training_loop import TrainingProgress
 from outrider.distill.vocabulary import DraftVocabulary
 from outrider.engine.base import ForwardBatch, ForwardSlice
 from outrider.engine.config import EngineConfig
