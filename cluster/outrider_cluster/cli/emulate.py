@@ -2,22 +2,20 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from outrider.core.errors import ConfigError
+from outrider_cluster.cli.bench_options import listed
 from outrider_cluster.cli.terminal import errors_as_exit_codes, progress
 
 __all__ = ["emulate"]
 
 _PIPE_WIDTH = 140
 _JOBS = os.cpu_count() or 1
-
-T = TypeVar("T")
 
 
 def emulate(
@@ -48,9 +46,9 @@ def emulate(
         from outrider_cluster.cli.emulation_table import sweep_table, sweep_title
 
         sweep = Sweep(
-            batches=_listed("--batches", batches, int),
-            acceptances=_listed("--alphas", alphas, float),
-            modes=_listed("--modes", modes, EmulationMode),
+            batches=listed("--batches", batches, int),
+            acceptances=listed("--alphas", alphas, float),
+            modes=listed("--modes", modes, EmulationMode),
             k=k,
             steps=steps,
         )
@@ -72,10 +70,3 @@ def _console() -> Console:
     """The terminal; a pipe has no width of its own, and what reads it can scroll."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
-
-
-def _listed(option: str, text: str, convert: Callable[[str], T]) -> tuple[T, ...]:
-    try:
-        return tuple(convert(one.strip()) for one in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from error

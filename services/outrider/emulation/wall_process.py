@@ -92,6 +92,6 @@ async def _serve_target(
 async def _answer(pipe: Connection, address: str, engine: EmulatedEngine) -> None:
     """Say where the server is, and answer until the end; a parent that is gone is an end too."""
     pipe.send(address)
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, OSError):
         while await asyncio.to_thread(pipe.recv) == BUSY_QUESTION:
             pipe.send(engine.busy_s)

@@ -196,5 +196,5 @@ def _received(pipe: Connection, name: str) -> Any:
     """The next message. Raises `EngineUnavailable` when the process has ended."""
     try:
         return pipe.recv()
-    except EOFError as error:
+    except (EOFError, OSError) as error:
         raise EngineUnavailable(f"{name} has ended") from error

@@ -140,7 +140,7 @@ async def _serve(pipe: Connection, engine_config: EngineConfig, config: DraftCon
 def _question(pipe: Connection) -> object:
     try:
         return pipe.recv()
-    except EOFError:
+    except (EOFError, OSError):
         return None
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from itertools import count
 
 from outrider.core.dispatch import EngineHello, EngineReport, EngineStatus, ReportRequest
@@ -148,19 +148,15 @@ async def local_stack(settings: LocalSettings, progress: Progress = silent) -> A
         await asyncio.to_thread(check_vocabularies, settings.target, settings.draft, progress)
     codec = await asyncio.to_thread(load_codec, settings.target, progress)
     engine = await asyncio.to_thread(build_engine, settings.target, progress)
-    draft: LocalDraft | None = None
-    stack: LocalStack | None = None
-    try:
+    async with AsyncExitStack() as parts:
+        parts.callback(engine.close)
         draft = await start_draft(settings, progress)
+        if draft is not None:
+            parts.push_async_callback(draft.stop)
         stack = LocalStack(settings, engine=engine, codec=codec, draft=draft)
+        parts.push_async_callback(stack.close)
         await stack.start()
         yield stack
-    finally:
-        if stack is not None:
-            await stack.close()
-        if draft is not None:
-            await draft.stop()
-        engine.close()
 
 
 async def start_draft(settings: LocalSettings, progress: Progress) -> LocalDraft | None:

@@ -1,16 +1,19 @@
 """What runs, in which order, and the loads on a local stack."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from outrider.core.errors import ConfigError
+from outrider.core.dispatch import EngineStatus
+from outrider.core.errors import ConfigError, EngineUnavailable
+from outrider.core.generation import GenerationEvent, GenerationRequest
 from outrider.core.policy import GateSettings
 from outrider.core.speculation import SpeculationMode, SpeculationPreference
 from outrider.local.bench.accounting import OVERHEAD_PHASES, account_steps
 from outrider.local.bench.generators import Generators
-from outrider.local.bench.load import requests_of
+from outrider.local.bench.load import requests_of, run_load
 from outrider.local.bench.paired import run_paired
 from outrider.local.bench.plan import BenchPlan, Mode, Piece
 from outrider.local.bench.prompts import Prompt, PromptSet
@@ -81,6 +84,27 @@ async def test_closed_and_open_loops_on_a_local_stack(load: dict[str, object]) -
         assert [record.stats.verified for record in plain.records if record.stats] == [0, 0, 0]
         assert plain.steps > 0
         assert set(plain.step_seconds) >= {"plan", "forward", "emit"}
+
+
+class LostDoor:
+    """A deployment that goes away while requests run."""
+
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        nothing: list[GenerationEvent] = []
+        for event in nothing:
+            yield event
+        raise EngineUnavailable("gone")
+
+    async def speculation_status(self) -> tuple[EngineStatus, ...]:
+        return ()
+
+
+@pytest.mark.parametrize("load", [{"concurrency": 2, "request_rate": None}, {"concurrency": None, "request_rate": 1e4}])
+async def test_a_lost_deployment_ends_a_run_with_its_own_error(load: dict[str, Any]) -> None:
+    piece = Piece(prompts=WORDS.prompts[:3], seed=3, **load)
+    requests = requests_of(piece, speculates=False, max_tokens=4)
+    with pytest.raises(EngineUnavailable, match="gone"):
+        await run_load(LostDoor(), piece, requests)
 
 
 class FakeText:

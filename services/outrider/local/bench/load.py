@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from itertools import accumulate
 from random import Random
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from outrider.core.generation import ChatMessage, ChoiceEnd, GenerationEvent, Ge
 from outrider.core.speculation import SpeculationChoice, SpeculationPreference
 from outrider.local.bench.plan import Piece
 from outrider.local.bench.records import Record, Run
+from outrider.local.together import together
 
 __all__ = ["Door", "requests_of", "run_load"]
 
@@ -64,20 +66,19 @@ async def _closed_loop(door: Door, requests: Sequence[GenerationRequest], concur
         for request in waiting:
             records.append(await _observed(door, request))
 
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(min(concurrency, len(requests))):
-            tasks.create_task(stream())
+    await together(stream() for _ in range(min(concurrency, len(requests))))
     return records
 
 
 async def _open_loop(door: Door, requests: Sequence[GenerationRequest], rate: float, random: Random) -> list[Record]:
     """Poisson arrivals: the gaps between requests are exponential, whatever is still running."""
-    async with asyncio.TaskGroup() as tasks:
-        running = []
-        for request in requests:
-            running.append(tasks.create_task(_observed(door, request)))
-            await asyncio.sleep(random.expovariate(rate))
-    return [task.result() for task in running]
+    arrivals = accumulate((random.expovariate(rate) for _ in requests[1:]), initial=0.0)
+
+    async def arriving(request: GenerationRequest, at_s: float) -> Record:
+        await asyncio.sleep(at_s)
+        return await _observed(door, request)
+
+    return await together(map(arriving, requests, arrivals))
 
 
 async def _observed(door: Door, request: GenerationRequest) -> Record:
