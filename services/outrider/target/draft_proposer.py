@@ -138,6 +138,8 @@ class DraftProposer:
         """Take what has arrived; wait for what is owed, within the budget."""
         self._apply(self._transport.receive(0.0))
         owed = [one for one in wanted if self._owes(one)]
+        if not owed:
+            self._wait.let_be()
         while owed and (left := self._wait.left(self._clock.now())) > 0.0 and self._link is not None:
             self._apply(self._transport.receive(left))
             owed = [one for one in owed if self._owes(one)]

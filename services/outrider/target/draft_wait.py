@@ -48,6 +48,11 @@ class DraftWait:
         self._started_at = now
         self._answered = False
 
+    def let_be(self) -> None:
+        """Nobody waits in this round, so when its blocks are seen says nothing about the round trip."""
+        if not self._answered:
+            self._started_at = None
+
     def end_round(self) -> None:
         """A step is over; one more round of rest has passed."""
         self._rest_rounds = max(0, self._rest_rounds - 1)

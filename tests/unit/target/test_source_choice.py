@@ -96,6 +96,32 @@ def _spoilt(event: DraftProposal) -> DraftProposal:
     )
 
 
+def test_what_nobody_waits_for_is_no_measure_of_the_link() -> None:
+    """While copies serve, the draft's answer is read after the forward: that time is not its round trip."""
+    watched = Watched(REPEATING, ScriptedConfig(vocab_size=4, slope=2.0, agreement=0.3))
+    engine = watched.engine
+    assert engine.transport is not None
+    collect, copies = engine.loop.proposers.collect, 0
+
+    def with_slow_forward(wanted):  # type: ignore[no-untyped-def]
+        nonlocal copies
+        assert engine.transport is not None
+        late = len(watched.sources) > 12  # the choice has settled on copies
+        engine.transport.paused = late
+        found = collect(wanted)
+        engine.transport.paused = False
+        if late:
+            engine.clock.advance(0.2)
+            copies += sum(block.source is ProposalSource.NGRAM for block in found.values())
+        return found
+
+    engine.loop.proposers.collect = with_slow_forward  # type: ignore[method-assign]
+    watched.run(request([1, 2, 3, 0] * 6, max_tokens=160, sampling=GREEDY))
+    assert copies > 5
+    (link,) = engine.loop.proposers.links()
+    assert link.round_trip_s < 0.02
+
+
 def test_the_rejection_rule_takes_both_sources() -> None:
     watched = Watched(REPEATING, ScriptedConfig(vocab_size=4, slope=2.0, agreement=0.5))
     choice = SpeculationChoice(rule=VerificationRule.REJECTION)
