@@ -108,11 +108,14 @@ class AheadDrafter:
         return True
 
     def _waiting(self) -> list[_Flight]:
+        # One that is far behind is prefilled first, in chunks: its rows would hold up everybody's tables.
         return [
             _Flight(link, sequence, sequence.in_flight)
             for link in self._residents.links.values()
             for sequence in link.sequences.values()
-            if sequence.in_flight is not None and sequence.wants_table
+            if sequence.in_flight is not None
+            and sequence.wants_table
+            and sequence.num_unwritten <= self._config.max_catch_up_tokens
         ]
 
     def _guess(self, flights: Sequence[_Flight]) -> list[_Flight]:

@@ -69,6 +69,19 @@ def test_a_block_that_ends_its_text_does_not_cut_the_others_when_the_time_is_up(
     assert lengths == [1, 2, 2, 2]
 
 
+def test_a_sequence_far_behind_is_prefilled_before_its_table() -> None:
+    bench = Bench(max_catch_up_tokens=4, prefill_chunk_tokens=5)
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT)
+    bench.engine.batches.clear()
+    for token in range(20):
+        peer.judge(peer.row(1, token))  # plain rounds: nothing is drafted
+    launch(peer, 1, branch_budget=2)
+    bench.settle()
+    assert len(peer.take(OutcomeTable)) == 1
+    assert max(sum(batch) for batch in bench.engine.batches) <= 5
+
+
 @pytest.mark.parametrize("position", [3, len(PROMPT)])
 def test_a_text_rewritten_under_a_step_in_flight_gives_up_what_was_drafted_ahead(position: int) -> None:
     """The length stays, the text does not: branches of the old text must not keep its KV from being cut."""
