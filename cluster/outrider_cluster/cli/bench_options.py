@@ -1,9 +1,7 @@
 """From the options of `outrider bench` to what is run."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from outrider.core.errors import ConfigError
 from outrider.core.policy import GateSettings
@@ -16,9 +14,10 @@ from outrider.local.bench.prompts import PromptSet, load_prompt_file, load_promp
 from outrider.local.bench.session import longest_prompt
 from outrider.local.config import SELF_DRAFT, LocalSettings, model_settings
 from outrider.target.config import TargetConfig
+from outrider_cluster.cli.lists import listed
 from outrider_cluster.settings import Environment
 
-__all__ = ["NGRAM", "NO_DRAFT", "LoadOptions", "PairOptions", "listed"]
+__all__ = ["NGRAM", "NO_DRAFT", "LoadOptions", "PairOptions"]
 
 NO_DRAFT = "none"
 NGRAM = "ngram"
@@ -35,8 +34,6 @@ _MAX_WAIT_S = 2.0  # a shared CPU drafts slowly, and a benchmark shows what that
 _BATCHED_TOKENS = 2048
 _LOOKUP = (2, 4)
 """Shortest and longest n-gram that is looked up."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +110,6 @@ class PairOptions:
             loop=loop,
             gate=GateSettings(mode=_MODES[mode], max_num_draft_tokens=k, batch_size_threshold=None),
         )
-
-
-def listed(option: str, text: str, convert: Callable[[str], T]) -> tuple[T, ...]:
-    """Comma-separated values of an option. Raises `ConfigError` naming it."""
-    try:
-        return tuple(convert(one.strip()) for one in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from error
 
 
 def _modes(modes: str | None, *, draft: str, peer: str | None, remote: bool) -> tuple[Mode, ...]:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from outrider.core.errors import ConfigError
-from outrider_cluster.cli.bench_options import listed
+from outrider_cluster.cli.lists import listed
 from outrider_cluster.cli.terminal import errors_as_exit_codes, progress
 
 __all__ = ["emulate"]
