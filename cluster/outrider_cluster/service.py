@@ -84,12 +84,14 @@ def running_service(settings: Settings, progress: Progress, signals: StopSignals
 def _wait_for_engine(progress: Progress) -> None:
     target: DeploymentHandle[object] = serve.get_deployment_handle(TARGET, APPLICATION)
     view: ReplicaView | None = None
-    while view is None or not view.ready:
+    while True:
         known = view
         view = target.wait_for_change.remote(known, _CHANGE_TIMEOUT_S).result(
             timeout_s=_CHANGE_TIMEOUT_S + _ANSWER_TIMEOUT_S
         )
-        if view != known and not view.ready:
+        if view.ready:
+            break
+        if view != known:
             progress(view.problem)
         if view.failures_in_a_row >= _FAILURES_BEFORE_GIVING_UP:
             raise EngineUnavailable(view.problem)

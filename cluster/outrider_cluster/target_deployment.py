@@ -31,7 +31,8 @@ __all__ = ["TargetFront"]
 _log = logging.getLogger(__name__)
 
 _FAILURES_BEFORE_UNHEALTHY = 5
-"""Rebuilding here has not helped so often in a row: Serve may try another place."""
+"""Rebuilding here has not helped so often in a row: Serve may try another place. Between two of its
+looks the group may serve for a moment; what it serves then is worth more than another place."""
 _LOOK_AROUND_S = 1.0
 """How long a new replica looks for others. Before the very first replica of all Serve does not answer."""
 
@@ -50,7 +51,6 @@ class TargetFront:
         self._metrics: FrontMetrics | None = None
         self._pulse = RankPulse()
         self._epochs = 0
-        self._failures = 0
         self._errors = RecentErrors(LoopTime())
         self._changed = asyncio.Event()
         self._supervising: asyncio.Task[None] | None = None
@@ -88,7 +88,7 @@ class TargetFront:
             address=view.address if view else None,
             epoch=view.epoch if view else 0,
             problem=view.problem if view else "the replica is starting",
-            failures_in_a_row=self._failures,
+            failures_in_a_row=view.failures_in_a_row if view else 0,
             node=own_address(),
             recent_errors=self._errors.latest_first(),
         )
@@ -112,8 +112,8 @@ class TargetFront:
             broken = None if self._supervising.cancelled() else self._supervising.exception()
             raise EngineUnavailable(f"the supervisor has ended: {broken!r}") from broken
         view = self._view()
-        if view is not None and self._failures >= _FAILURES_BEFORE_UNHEALTHY:
-            raise EngineUnavailable(f"{self._failures} failures in a row; the last one: {view.problem}")
+        if view is not None and not view.ready and view.failures_in_a_row >= _FAILURES_BEFORE_UNHEALTHY:
+            raise EngineUnavailable(f"{view.failures_in_a_row} failures in a row; the last one: {view.problem}")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Demand for the autoscaling policy: replicas that the present work asks for."""
@@ -167,10 +167,7 @@ class TargetFront:
         fields = {"engine_id": self._replica_id, "engine_epoch": view.epoch, "reason": view.problem}
         _log.info("engine %s", view.phase.value, extra=fields)
         if view.phase is GroupPhase.FAILED:
-            self._failures += 1
             self._errors.add(view.problem)
-        elif view.ready:
-            self._failures = 0
         if self._metrics is not None:
             _publish(view.phase, self._metrics)
         self._pulse = RankPulse()

@@ -24,6 +24,8 @@ class GroupTimeouts(Section):
     rebuild_backoff_s: PositiveFloat = 1.0
     """Pause before the second rebuild in a row; doubles up to `rebuild_backoff_max_s`."""
     rebuild_backoff_max_s: PositiveFloat = 30.0
+    """Longest pause. A group that served for this long clears the record of failures; after five in a row Serve
+    may try another place."""
 
     @validator(mode="after")
     def _ordered(self) -> "GroupTimeouts":

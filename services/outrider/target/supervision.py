@@ -62,6 +62,9 @@ class GroupView:
     """Where the engine serves; None unless ready."""
     problem: str
     """Why it is not ready, naming the rank; the cause of the last failure while it starts again."""
+    failures_in_a_row: int = 0
+    """Incarnations lost since one was last ready for a while. Being ready alone does not clear it: a group that
+    serves and dies at once is as sick as one that never serves."""
 
     @property
     def ready(self) -> bool:
@@ -92,12 +95,18 @@ class GroupState:
                 problem = f"{problem}, after: {self._cause}"
         elif self._phase is GroupPhase.READY:
             problem = ""
-        return GroupView(phase=self._phase, epoch=self._epoch, address=self._address, problem=problem)
+        return GroupView(
+            phase=self._phase,
+            epoch=self._epoch,
+            address=self._address,
+            problem=problem,
+            failures_in_a_row=self.failures_in_a_row,
+        )
 
     @property
     def failures_in_a_row(self) -> int:
         """Failures since a group was last ready for `backoff_max_s`."""
-        return self._failures_in_a_row
+        return 0 if self._is_stable() else self._failures_in_a_row
 
     @property
     def backoff_s(self) -> float:
@@ -125,8 +134,7 @@ class GroupState:
     def fail(self, cause: str) -> None:
         """The group is lost; `cause` names the rank. From starting or ready."""
         self._expect(GroupPhase.STARTING, GroupPhase.READY)
-        stable = self._phase is GroupPhase.READY and self._ready_for() >= self._policy.backoff_max_s
-        self._failures_in_a_row = 1 if stable else self._failures_in_a_row + 1
+        self._failures_in_a_row = self.failures_in_a_row + 1
         self._phase = GroupPhase.FAILED
         self._address = None
         self._cause = cause
@@ -137,8 +145,9 @@ class GroupState:
         self._address = None
         self._cause = "the replica is shutting down"
 
-    def _ready_for(self) -> float:
-        return self._clock.now() - self._ready_since
+    def _is_stable(self) -> bool:
+        ready_for_s = self._clock.now() - self._ready_since
+        return self._phase is GroupPhase.READY and ready_for_s >= self._policy.backoff_max_s
 
     def _expect(self, *phases: GroupPhase) -> None:
         if self._phase not in phases:

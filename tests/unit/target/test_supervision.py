@@ -35,7 +35,9 @@ class TestGroupState:
         state.serving("h:1")
         assert state.view == GroupView(phase=GroupPhase.READY, epoch=1, address="h:1", problem="")
         state.fail("rank 1: died")
-        assert state.view == GroupView(phase=GroupPhase.FAILED, epoch=1, address=None, problem="rank 1: died")
+        assert state.view == GroupView(
+            phase=GroupPhase.FAILED, epoch=1, address=None, problem="rank 1: died", failures_in_a_row=1
+        )
         assert state.start() == 2
         assert state.view.problem == "engine is starting (epoch 2), after: rank 1: died"
 
@@ -65,8 +67,10 @@ class TestGroupState:
         state.start()
         state.serving("h:1")
         clock.time += ready_for
+        # The view tells it while the group still serves.
+        assert state.view.failures_in_a_row == (2 if failures > 1 else 0)
         state.fail("rank 0: died")
-        assert state.failures_in_a_row == failures
+        assert state.view.failures_in_a_row == failures
 
     def test_a_long_start_does_not_clear_the_record(self) -> None:
         clock = ManualClock()
@@ -238,6 +242,17 @@ class TestSupervisor:
             rig.prepare = prepare
             assert (await rig.until(GroupPhase.FAILED, 1)).problem == "start failed: no such folder"
             await rig.until(GroupPhase.READY, 2)
+
+    async def test_groups_that_serve_and_die_at_once_fail_in_a_row(self) -> None:
+        def ready_then_dead(group: FakeGroup) -> None:
+            group.may_start.set()
+            group.ping_error = RuntimeError("out of memory")
+
+        async with running() as rig:
+            rig.prepare = ready_then_dead
+            await rig.until(GroupPhase.READY, 3)
+            failed = await rig.until(GroupPhase.FAILED, 3)
+            assert failed.failures_in_a_row == 3
 
     async def test_a_start_without_end_is_given_up(self) -> None:
         async with running(SupervisionPolicy(start_s=0.01, backoff_s=0.001, backoff_max_s=0.002)) as rig:
