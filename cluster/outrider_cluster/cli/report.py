@@ -59,6 +59,7 @@ def speculation_as_json(outcome: SpeculationOutcome) -> dict[str, Any]:
         "committed": stats.committed,
         "late": stats.late,
         "stale": stats.stale,
+        "late_laws": stats.late_laws,
         "acceptance_rate": stats.acceptance_rate,
         "mean_acceptance_length": stats.mean_acceptance_length,
         "estimated_speedup": outcome.estimated_speedup,

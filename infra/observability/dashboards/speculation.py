@@ -111,6 +111,7 @@ SPECULATION = Dashboard(
                     Query(expr=increase("spec_decode_num_late"), legend=f"{ENGINE} late rounds"),
                     Query(expr=increase("spec_decode_num_stale"), legend=f"{ENGINE} stale blocks"),
                     Query(expr=increase("spec_decode_num_invalid"), legend=f"{ENGINE} invalid messages"),
+                    Query(expr=increase("spec_decode_num_late_laws"), legend=f"{ENGINE} blocks without their laws"),
                 ],
                 unit="ops",
             ),

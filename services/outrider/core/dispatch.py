@@ -163,6 +163,7 @@ class SpeculationTotals:
     late: int = 0
     stale: int = 0
     invalid: int = 0
+    late_laws: int = 0
     accepted_per_position: tuple[int, ...] = ()
     verified_per_position: tuple[int, ...] = ()
     forward_rows: int = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.policy import RoundPlan
-from outrider.core.proposal import Proposal
+from outrider.core.proposal import BlockLaws, Proposal
 from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import ProposalSource, VerificationRule
 
@@ -60,6 +60,7 @@ class Capability(Enum):
     CACHED = "cached"
     SPARSE_LAWS = "sparse_laws"
     FEATURES = "features"
+    LATE_LAWS = "late_laws"
 
 
 def capabilities(*, stores_features: bool) -> frozenset[Capability]:
@@ -359,6 +360,7 @@ DraftEvent = (
     | Evicted
     | DraftProposal
     | OutcomeTable
+    | BlockLaws
     | DraftStats
     | Busy
     | Drain

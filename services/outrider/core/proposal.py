@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from outrider.core.speculation import ProposalSource
 
-__all__ = ["Proposal", "SparseLaw"]
+__all__ = ["BlockLaws", "Proposal", "SparseLaw"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,8 @@ class Proposal:
     """Draft tokens for positions base_len, base_len + 1, … of one sequence.
 
     `base_len` is the committed length (prompt included) that the block continues. Under the
-    rejection rule `laws` holds q for each token; under the coupled rule it is empty.
+    rejection rule `laws` holds q for each token, unless these follow as `BlockLaws` or nothing was
+    drawn (n-grams); under the coupled rule it is empty.
     """
 
     base_len: int
@@ -61,3 +62,14 @@ class Proposal:
         if length >= len(self.token_ids):
             return self
         return replace(self, token_ids=self.token_ids[:length], laws=self.laws[:length])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLaws:
+    """The laws of a block that came in an outcome table without them, sent once it is in flight."""
+
+    handle: int
+    base_len: int
+    block_id: int
+    laws: tuple[SparseLaw, ...]
+    """q of each token that is verified, in order."""

@@ -100,6 +100,8 @@ class SpeculationStats:
     """Rounds that went on without a block because it had not arrived."""
     stale: int = 0
     """Blocks that arrived and were dropped, since the text had moved elsewhere."""
+    late_laws: int = 0
+    """Rounds whose block was judged without its laws: these were late or of no use (rejection rule)."""
     cached_hits: int = 0
     cached_lookups: int = 0
     forward_rows: int = 0

@@ -4,10 +4,10 @@ The draft is not trusted: lengths, enum values and probabilities are checked her
 vocabulary and blocks against the committed text where they are used.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from outrider.core import link
-from outrider.core.proposal import Proposal, SparseLaw
+from outrider.core.proposal import BlockLaws, Proposal, SparseLaw
 from outrider.core.speculation import ProposalSource
 from outrider.rpc.enums import CAPABILITIES, LINK_ERROR_CODES, REFUSAL_REASONS, protocol_error
 from outrider.v1 import speculation_pb2 as pb
@@ -24,6 +24,8 @@ def draft_event_to_proto(event: link.DraftEvent) -> list[pb.DraftEvent]:
         return [pb.DraftEvent(proposal=_proposal_to_proto(event.handle, event.proposal))]
     if isinstance(event, link.OutcomeTable):
         return _table_to_proto(event)
+    if isinstance(event, BlockLaws):
+        return [pb.DraftEvent(block_laws=_block_laws_to_proto(event))]
     if isinstance(event, link.HelloAck):
         return [pb.DraftEvent(hello_ack=_ack_to_proto(event))]
     if isinstance(event, link.OpenAck):
@@ -105,7 +107,7 @@ def _proposal_to_proto(handle: int, proposal: Proposal) -> pb.DraftProposal:
         base_len=proposal.base_len,
         block_id=proposal.block_id,
         token_ids=proposal.token_ids,
-        laws=[pb.SparseLaw(token_ids=law.token_ids, probs=law.probs) for law in proposal.laws],
+        laws=_laws_to_proto(proposal.laws),
     )
 
 
@@ -121,6 +123,27 @@ def _proposal_from_proto(message: pb.DraftProposal, field: str) -> Proposal:
         source=ProposalSource.DRAFT,
         laws=tuple(_law_from_proto(law, f"{field}.laws") for law in message.laws),
     )
+
+
+def _block_laws_to_proto(event: BlockLaws) -> pb.BlockLaws:
+    return pb.BlockLaws(
+        handle=event.handle, base_len=event.base_len, block_id=event.block_id, laws=_laws_to_proto(event.laws)
+    )
+
+
+def _block_laws(message: pb.BlockLaws) -> BlockLaws:
+    if message.block_id == 0:
+        raise protocol_error("block_laws.block_id", "0 is not a block")
+    return BlockLaws(
+        handle=message.handle,
+        base_len=message.base_len,
+        block_id=message.block_id,
+        laws=tuple(_law_from_proto(law, "block_laws.laws") for law in message.laws),
+    )
+
+
+def _laws_to_proto(laws: Iterable[SparseLaw]) -> list[pb.SparseLaw]:
+    return [pb.SparseLaw(token_ids=law.token_ids, probs=law.probs) for law in laws]
 
 
 def _law_from_proto(message: pb.SparseLaw, field: str) -> SparseLaw:
@@ -213,6 +236,7 @@ _READERS: Mapping[str, Callable[[pb.DraftEvent], link.DraftEvent]] = {
     "evicted": lambda message: _evicted(message.evicted),
     "proposal": lambda message: _draft_proposal(message.proposal),
     "outcome_table": lambda message: _table_from_proto(message.outcome_table),
+    "block_laws": lambda message: _block_laws(message.block_laws),
     "stats": lambda message: _stats(message.stats),
     "busy": lambda message: link.Busy(retry_after_s=message.busy.retry_after_ms / 1e3),
     "drain": lambda message: link.Drain(reason=message.drain.reason),

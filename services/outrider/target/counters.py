@@ -91,6 +91,7 @@ class EngineCounters:
             late=self.proposers.late,
             stale=self.proposers.stale,
             invalid=self.proposers.invalid,
+            late_laws=self.proposers.late_laws,
             accepted_per_position=tuple(self.accepted_per_position),
             verified_per_position=tuple(self.verified_per_position),
             forward_rows=self.forward_rows,

@@ -27,6 +27,8 @@ class ProposerCounters:
     late: int = 0
     stale: int = 0
     invalid: int = 0
+    late_laws: int = 0
+    """Blocks that were judged without their laws."""
     lookups: int = 0
     """Outcomes that were looked up in a table."""
     hits: int = 0

@@ -120,6 +120,7 @@ def _totals(status: EngineStatus) -> Iterator[tuple[_Series, float]]:
         (metrics.NUM_LATE, totals.late),
         (metrics.NUM_STALE, totals.stale),
         (metrics.NUM_INVALID, totals.invalid),
+        (metrics.NUM_LATE_LAWS, totals.late_laws),
         (metrics.NUM_MESSAGES_SENT, totals.draft_messages_sent),
         (metrics.NUM_MESSAGES_RECEIVED, totals.draft_messages_received),
         (metrics.NUM_STEPS, totals.steps),

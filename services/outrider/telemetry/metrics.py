@@ -63,6 +63,7 @@ __all__ = [
     "NUM_DRAFT_TOKENS",
     "NUM_INVALID",
     "NUM_LATE",
+    "NUM_LATE_LAWS",
     "NUM_MESSAGES_RECEIVED",
     "NUM_MESSAGES_SENT",
     "NUM_ROUNDS",
@@ -189,6 +190,9 @@ NUM_CACHED_LOOKUPS = _engine_counter(
 )
 NUM_CACHED_HITS = _engine_counter("spec_decode_num_cached_hits", "Look-ups that found their block: no round trip.")
 NUM_STALE = _engine_counter("spec_decode_num_stale", "Blocks dropped since the text had moved elsewhere.")
+NUM_LATE_LAWS = _engine_counter(
+    "spec_decode_num_late_laws", "Blocks judged without their laws, which were late or of no use (rejection rule)."
+)
 NUM_INVALID = _engine_counter("spec_decode_num_invalid", "Malformed or out-of-range draft messages dropped.")
 NUM_MESSAGES_SENT = _engine_counter("spec_decode_num_draft_messages_sent", "Messages sent to drafts.")
 NUM_MESSAGES_RECEIVED = _engine_counter("spec_decode_num_draft_messages_received", "Messages received from drafts.")

@@ -158,6 +158,7 @@ def _speculation(outcome: SpeculationOutcome) -> dict[str, AttributeValue]:
         "committed",
         "late",
         "stale",
+        "late_laws",
         "cached_hits",
         "cached_lookups",
         "forward_rows",

@@ -1032,6 +1032,7 @@ class SpeculationReport(_message.Message):
     CACHED_HITS_FIELD_NUMBER: _builtins.int
     CACHED_LOOKUPS_FIELD_NUMBER: _builtins.int
     FORWARD_ROWS_FIELD_NUMBER: _builtins.int
+    LATE_LAWS_FIELD_NUMBER: _builtins.int
     mode: Global___SpeculationMode.ValueType
     """Mode of the last round."""
     reason: Global___SpeculationReason.ValueType
@@ -1064,6 +1065,8 @@ class SpeculationReport(_message.Message):
     """Outcome-table look-ups (cached mode)."""
     forward_rows: _builtins.int
     """Rows of the decode and verify steps (1 + k each)."""
+    late_laws: _builtins.int
+    """Rounds whose block was judged without its laws, since they were late or of no use (rejection rule)."""
     @_builtins.property
     def accepted_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Rounds in which draft position m was accepted."""
@@ -1093,10 +1096,11 @@ class SpeculationReport(_message.Message):
         cached_hits: _builtins.int = ...,
         cached_lookups: _builtins.int = ...,
         forward_rows: _builtins.int = ...,
+        late_laws: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_estimated_speedup", b"_estimated_speedup", "_hit_rate", b"_hit_rate", "estimated_speedup", b"estimated_speedup", "hit_rate", b"hit_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_speedup", b"_estimated_speedup", "_hit_rate", b"_hit_rate", "accepted", b"accepted", "accepted_per_position", b"accepted_per_position", "cached_hits", b"cached_hits", "cached_lookups", b"cached_lookups", "committed", b"committed", "cut", b"cut", "drafted", b"drafted", "estimated_speedup", b"estimated_speedup", "forward_rows", b"forward_rows", "hit_rate", b"hit_rate", "late", b"late", "mode", b"mode", "reason", b"reason", "rounds", b"rounds", "speculative_rounds", b"speculative_rounds", "stale", b"stale", "verified", b"verified", "verified_per_position", b"verified_per_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_speedup", b"_estimated_speedup", "_hit_rate", b"_hit_rate", "accepted", b"accepted", "accepted_per_position", b"accepted_per_position", "cached_hits", b"cached_hits", "cached_lookups", b"cached_lookups", "committed", b"committed", "cut", b"cut", "drafted", b"drafted", "estimated_speedup", b"estimated_speedup", "forward_rows", b"forward_rows", "hit_rate", b"hit_rate", "late", b"late", "late_laws", b"late_laws", "mode", b"mode", "reason", b"reason", "rounds", b"rounds", "speculative_rounds", b"speculative_rounds", "stale", b"stale", "verified", b"verified", "verified_per_position", b"verified_per_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__estimated_speedup: _TypeAlias = _typing.Literal["estimated_speedup"]  # noqa: Y015
     _WhichOneofArgType__estimated_speedup: _TypeAlias = _typing.Literal["_estimated_speedup", b"_estimated_speedup"]  # noqa: Y015
@@ -1579,6 +1583,7 @@ class SpeculationTotals(_message.Message):
     FAILED_SEQUENCES_FIELD_NUMBER: _builtins.int
     CACHED_LOOKUPS_FIELD_NUMBER: _builtins.int
     CACHED_HITS_FIELD_NUMBER: _builtins.int
+    LATE_LAWS_FIELD_NUMBER: _builtins.int
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """Engine steps."""
@@ -1620,6 +1625,8 @@ class SpeculationTotals(_message.Message):
     """Outcome-table look-ups (cached mode)."""
     cached_hits: _builtins.int
     """Look-ups that found their block: no round trip at all."""
+    late_laws: _builtins.int
+    """Blocks judged without their laws, since these were late or of no use (rejection rule)."""
     @_builtins.property
     def accepted_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted per draft position."""
@@ -1657,11 +1664,12 @@ class SpeculationTotals(_message.Message):
         failed_sequences: _builtins.int = ...,
         cached_lookups: _builtins.int = ...,
         cached_hits: _builtins.int = ...,
+        late_laws: _builtins.int = ...,
         step_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_per_position", b"accepted_per_position", "cached_hits", b"cached_hits", "cached_lookups", b"cached_lookups", "committed", b"committed", "draft_messages_received", b"draft_messages_received", "draft_messages_sent", b"draft_messages_sent", "drafted", b"drafted", "failed_sequences", b"failed_sequences", "finished_sequences", b"finished_sequences", "forward_rows", b"forward_rows", "invalid", b"invalid", "late", b"late", "preemptions", b"preemptions", "prefix_cache_hit_tokens", b"prefix_cache_hit_tokens", "prefix_cache_queried_tokens", b"prefix_cache_queried_tokens", "rounds", b"rounds", "speculative_steps", b"speculative_steps", "stale", b"stale", "step_seconds", b"step_seconds", "steps", b"steps", "verified", b"verified", "verified_per_position", b"verified_per_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_per_position", b"accepted_per_position", "cached_hits", b"cached_hits", "cached_lookups", b"cached_lookups", "committed", b"committed", "draft_messages_received", b"draft_messages_received", "draft_messages_sent", b"draft_messages_sent", "drafted", b"drafted", "failed_sequences", b"failed_sequences", "finished_sequences", b"finished_sequences", "forward_rows", b"forward_rows", "invalid", b"invalid", "late", b"late", "late_laws", b"late_laws", "preemptions", b"preemptions", "prefix_cache_hit_tokens", b"prefix_cache_hit_tokens", "prefix_cache_queried_tokens", b"prefix_cache_queried_tokens", "rounds", b"rounds", "speculative_steps", b"speculative_steps", "stale", b"stale", "step_seconds", b"step_seconds", "steps", b"steps", "verified", b"verified", "verified_per_position", b"verified_per_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,6 +42,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Sparse q for the rejection rule."""
     CAPABILITY_FEATURES: _Capability.ValueType  # 4
     """Consumes target features."""
+    CAPABILITY_LATE_LAWS: _Capability.ValueType  # 5
+    """Blocks of an outcome table come without laws; BlockLaws brings those of the one that is launched."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """Optional parts of the protocol."""
@@ -56,6 +58,8 @@ CAPABILITY_SPARSE_LAWS: Capability.ValueType  # 3
 """Sparse q for the rejection rule."""
 CAPABILITY_FEATURES: Capability.ValueType  # 4
 """Consumes target features."""
+CAPABILITY_LATE_LAWS: Capability.ValueType  # 5
+"""Blocks of an outcome table come without laws; BlockLaws brings those of the one that is launched."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _ProposalSource:
@@ -996,6 +1000,7 @@ class DraftEvent(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
+    BLOCK_LAWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello_ack(self) -> Global___HelloAck:
         """Answers Hello."""
@@ -1044,6 +1049,10 @@ class DraftEvent(_message.Message):
     def pong(self) -> Global___Pong:
         """Answers Ping."""
 
+    @_builtins.property
+    def block_laws(self) -> Global___BlockLaws:
+        """Laws of a block of a table, now in flight."""
+
     def __init__(
         self,
         *,
@@ -1059,12 +1068,13 @@ class DraftEvent(_message.Message):
         drain: Global___Drain | None = ...,
         error: Global___LinkError | None = ...,
         pong: Global___Pong | None = ...,
+        block_laws: Global___BlockLaws | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "drain", b"drain", "error", b"error", "event", b"event", "evicted", b"evicted", "hello_ack", b"hello_ack", "need_resync", b"need_resync", "open_ack", b"open_ack", "open_nack", b"open_nack", "outcome_table", b"outcome_table", "pong", b"pong", "proposal", b"proposal", "stats", b"stats"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block_laws", b"block_laws", "busy", b"busy", "drain", b"drain", "error", b"error", "event", b"event", "evicted", b"evicted", "hello_ack", b"hello_ack", "need_resync", b"need_resync", "open_ack", b"open_ack", "open_nack", b"open_nack", "outcome_table", b"outcome_table", "pong", b"pong", "proposal", b"proposal", "stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "drain", b"drain", "error", b"error", "event", b"event", "evicted", b"evicted", "hello_ack", b"hello_ack", "need_resync", b"need_resync", "open_ack", b"open_ack", "open_nack", b"open_nack", "outcome_table", b"outcome_table", "pong", b"pong", "proposal", b"proposal", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_laws", b"block_laws", "busy", b"busy", "drain", b"drain", "error", b"error", "event", b"event", "evicted", b"evicted", "hello_ack", b"hello_ack", "need_resync", b"need_resync", "open_ack", b"open_ack", "open_nack", b"open_nack", "outcome_table", b"outcome_table", "pong", b"pong", "proposal", b"proposal", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello_ack", "open_ack", "open_nack", "need_resync", "evicted", "proposal", "outcome_table", "stats", "busy", "drain", "error", "pong"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello_ack", "open_ack", "open_nack", "need_resync", "evicted", "proposal", "outcome_table", "stats", "busy", "drain", "error", "pong", "block_laws"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1253,7 +1263,7 @@ class DraftProposal(_message.Message):
 
     @_builtins.property
     def laws(self) -> _containers.RepeatedCompositeFieldContainer[Global___SparseLaw]:
-        """q per token where the rule needs it."""
+        """q per token where the rule needs it; none in an outcome table where both sides have LATE_LAWS."""
 
     def __init__(
         self,
@@ -1301,6 +1311,44 @@ class SparseLaw(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SparseLaw: _TypeAlias = SparseLaw  # noqa: Y015
+
+@_typing.final
+class BlockLaws(_message.Message):
+    """What a table left out of the block that a Launch has named: sent at once, needed when that step's
+    verify ends. Judged without, its tokens count as certain to be proposed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    BASE_LEN_FIELD_NUMBER: _builtins.int
+    BLOCK_ID_FIELD_NUMBER: _builtins.int
+    LAWS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    """Sequence."""
+    base_len: _builtins.int
+    """Committed length that the block continues."""
+    block_id: _builtins.int
+    """The block."""
+    @_builtins.property
+    def laws(self) -> _containers.RepeatedCompositeFieldContainer[Global___SparseLaw]:
+        """q of each token that is verified, in order."""
+
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        base_len: _builtins.int = ...,
+        block_id: _builtins.int = ...,
+        laws: _abc.Iterable[Global___SparseLaw] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "block_id", b"block_id", "handle", b"handle", "laws", b"laws"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockLaws: _TypeAlias = BlockLaws  # noqa: Y015
 
 @_typing.final
 class OutcomeTable(_message.Message):

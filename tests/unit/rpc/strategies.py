@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from outrider.core import dispatch, fleet, generation, link
 from outrider.core.policy import ClassPolicy, GateSettings, RoundPlan
-from outrider.core.proposal import Proposal, SparseLaw
+from outrider.core.proposal import BlockLaws, Proposal, SparseLaw
 from outrider.core.request import SequenceRequest, StopConditions
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Finish, FinishReason
@@ -83,6 +83,7 @@ stats = st.builds(
     verified_per_position=counts,
     late=u32,
     stale=u32,
+    late_laws=u32,
     cached_hits=u32,
     cached_lookups=u32,
     forward_rows=u32,
@@ -253,6 +254,13 @@ draft_events: st.SearchStrategy[link.DraftEvent] = st.one_of(
     st.builds(link.Evicted, handle=u64, reason=st.sampled_from(link.RefusalReason)),
     st.builds(link.DraftProposal, handle=u64, proposal=proposals()),
     tables,
+    st.builds(
+        BlockLaws,
+        handle=u64,
+        base_len=u32,
+        block_id=st.integers(1, 2**64 - 1),
+        laws=st.lists(laws(), max_size=4).map(tuple),
+    ),
     st.builds(link.DraftStats, open_sequences=u32, kv_usage=f64, step_ms=f64, queued_rows=u32, drift_total=u64),
     st.builds(link.Busy, retry_after_s=milliseconds),
     st.builds(link.Drain, reason=text),
@@ -341,6 +349,7 @@ totals = st.builds(
     late=u64,
     stale=u64,
     invalid=u64,
+    late_laws=u64,
     accepted_per_position=position_totals,
     verified_per_position=position_totals,
     forward_rows=u64,

@@ -81,6 +81,10 @@ def test_target_event(text: str, field: str) -> None:
             "outcome_table.entries.proposal.handle",
         ),
         ("outcome_table { handle: 1 entries { proposal { handle: 1 } } }", "outcome_table.entries.proposal.block_id"),
+        ("block_laws { handle: 1 laws { token_ids: 1 probs: 1 } }", "block_laws.block_id"),
+        ("block_laws { block_id: 1 laws { token_ids: [1, 2] probs: 1 } }", "block_laws.laws"),
+        ("block_laws { block_id: 1 laws { token_ids: 1 probs: nan } }", "block_laws.laws.probs"),
+        ("block_laws { block_id: 1 laws { token_ids: 1 probs: -0.5 } }", "block_laws.laws.probs"),
     ],
 )
 def test_draft_event(text: str, field: str) -> None:
