@@ -1,6 +1,5 @@
 """Admission: how much work a router takes on, from whom, and what a refused client is told."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,11 +7,10 @@ from outrider.core.errors import Overloaded
 from outrider.core.ports import Clock
 from outrider.router.limits import AdmissionLimits, KeyLimits
 from outrider.router.rates import Budget
+from outrider.router.turnover import Turnover
 
 __all__ = ["Admission", "LimitsOf", "Permit", "unlimited"]
 
-_WINDOW = 64
-"""Recent completions that the rate is taken from."""
 _OPEN_SHARE = 0.75
 """Up to here everybody takes what is free; the rest is for keys that hold less than an equal share."""
 
@@ -81,9 +79,10 @@ class Admission:
         self._limits_of = limits_of
         self._uses: dict[str, _Use] = {}
         self._rates: dict[str, _Rates] = {}
-        self._completions: deque[float] = deque(maxlen=_WINDOW)
-        self._refused = 0
-        """Requests refused since the last completion: they will all be back."""
+        self._turnover = Turnover()
+        """Of the router as a whole: everybody waits at the same limit."""
+        self._turnovers: dict[str, Turnover] = {}
+        """Of each key alone: at its own limits it waits for nobody else, and nobody for it."""
         self.requests = 0
         self.tokens = 0
 
@@ -95,14 +94,15 @@ class Admission:
         """Take on one request of a caller, of so many choices. Raises `Overloaded` with the time to wait."""
         limits, mine = self._limits, self._uses.get(key_id, _Use())
         if self.requests >= limits.max_requests:
-            raise self._refusal(f"{self.requests} requests are in flight; the limit is {limits.max_requests}")
+            raise self._refusal(key_id, f"{self.requests} requests are in flight; the limit is {limits.max_requests}")
         if key_id and mine.requests >= limits.max_requests_per_key:
-            raise self._refusal(
-                f"{mine.requests} requests of this key are in flight; the limit is {limits.max_requests_per_key}"
+            raise self._own_refusal(
+                key_id,
+                f"{mine.requests} requests of this key are in flight; the limit is {limits.max_requests_per_key}",
             )
         if self._takes_too_much(key_id, self.requests + 1, mine.requests + 1, limits.max_requests):
-            raise self._refusal(
-                f"{mine.requests} requests of this key are in flight; what is left is for keys that hold less"
+            raise self._own_refusal(
+                key_id, f"{mine.requests} requests of this key are in flight; what is left is for keys that hold less"
             )
         rates = self._check_key(key_id, mine, sequences)
         if rates.requests is not None:
@@ -117,9 +117,13 @@ class Admission:
         """Take on tokens of an admitted request. A request larger than the limit runs when it is alone."""
         total, limit, use = self.tokens + tokens, self._limits.max_tokens, self._uses[key_id]
         if self.tokens and total > limit:
-            raise self._refusal(f"{self.tokens} tokens are in flight and {tokens} more exceed the limit {limit}")
+            raise self._refusal(
+                key_id, f"{self.tokens} tokens are in flight and {tokens} more exceed the limit {limit}"
+            )
         if use.tokens and self._takes_too_much(key_id, total, use.tokens + tokens, limit):
-            raise self._refusal(f"{use.tokens} tokens of this key are in flight; what is left is for keys with fewer")
+            raise self._own_refusal(
+                key_id, f"{use.tokens} tokens of this key are in flight; what is left is for keys with fewer"
+            )
         self.tokens += tokens
         use.tokens += tokens
 
@@ -139,8 +143,9 @@ class Admission:
         if not use.requests:
             del self._uses[key_id]
         if completed:
-            self._completions.append(self._clock.now())
-            self._refused = 0
+            now_s = self._clock.now()
+            self._turnover.completed(now_s)
+            self._own_turnover(key_id).completed(now_s)
 
     def _takes_too_much(self, key_id: str, total: int, mine: int, limit: int) -> bool:
         """Whether a key would take more than an equal share out of the part that is kept for others.
@@ -155,8 +160,9 @@ class Admission:
         limits, now_s = self._limits_of(key_id), self._clock.now()
         most = limits.max_concurrent_sequences
         if most is not None and mine.sequences + sequences > most:
-            raise self._refusal(
-                f"{mine.sequences} sequences of this key are in flight and {sequences} more exceed its limit {most}"
+            raise self._own_refusal(
+                key_id,
+                f"{mine.sequences} sequences of this key are in flight and {sequences} more exceed its limit {most}",
             )
         rates = self._rates.setdefault(key_id, _Rates())
         rates.requests = _resized(rates.requests, limits.requests_per_minute, now_s)
@@ -169,17 +175,20 @@ class Admission:
                 raise Overloaded(f"this key has used its {per_minute} {unit} per minute", retry_after_s=wait_s)
         return rates
 
-    def _refusal(self, problem: str) -> Overloaded:
-        self._refused += 1
-        return Overloaded(problem, retry_after_s=self._retry_after_s())
+    def _refusal(self, key_id: str, problem: str) -> Overloaded:
+        """At a limit of the whole router."""
+        return self._overloaded(problem, self._turnover.refused(key_id, self._clock.now()))
 
-    def _retry_after_s(self) -> float:
-        """Until everybody refused so far has found a place, at the recent completion rate."""
+    def _own_refusal(self, key_id: str, problem: str) -> Overloaded:
+        """At a limit of this key, where the place that it waits for is one of its own."""
+        return self._overloaded(problem, self._own_turnover(key_id).refused(key_id, self._clock.now()))
+
+    def _overloaded(self, problem: str, wait_s: float) -> Overloaded:
         low, high = self._limits.min_retry_after_s, self._limits.max_retry_after_s
-        if not self._completions:
-            return high
-        per_completion_s = (self._clock.now() - self._completions[0]) / len(self._completions)
-        return min(max(self._refused * per_completion_s, low), high)
+        return Overloaded(problem, retry_after_s=min(max(wait_s, low), high))
+
+    def _own_turnover(self, key_id: str) -> Turnover:
+        return self._turnovers.setdefault(key_id, Turnover())
 
 
 def _resized(budget: Budget | None, per_minute: int | None, now_s: float) -> Budget | None:

@@ -92,6 +92,46 @@ async def test_wait_follows_the_recent_completion_rate() -> None:
     assert refused_for_s() == LIMITS.max_retry_after_s
 
 
+async def test_refusals_at_a_keys_own_limit_concern_nobody_else() -> None:
+    time = ManualTime()
+    admission = Admission(replace(LIMITS, max_requests=3, max_requests_per_key=2), time)
+    slow = [admission.admit("greedy") for _ in range(2)]
+    admission.admit("b").release(completed=True)
+    await time.advance(1.0)  # the router completes one request a second
+    for _ in range(100):
+        with pytest.raises(Overloaded, match="requests of this key") as refused:
+            admission.admit("greedy")
+        # Nothing of its own has completed; what others complete frees no place of it.
+        assert refused.value.retry_after_s == LIMITS.max_retry_after_s
+    admission.admit("b")
+    with pytest.raises(Overloaded, match="the limit is 3") as refused:
+        admission.admit("c")
+    assert refused.value.retry_after_s == 1.0
+    slow[0].release(completed=True)  # now one of its own has, after a second
+    await time.advance(2.0)
+    with pytest.raises(Overloaded, match="what is left is for keys that hold less") as refused:
+        admission.admit("greedy")
+    assert refused.value.retry_after_s == 2.0
+
+
+async def test_a_key_that_asks_again_and_again_waits_longer_and_nobody_else_does() -> None:
+    time = ManualTime()
+    admission = Admission(replace(LIMITS, max_requests=1), time)
+    admission.admit("a").release(completed=True)
+    admission.admit("a")
+    await time.advance(1.0)
+
+    def told_s(key_id: str) -> float:
+        with pytest.raises(Overloaded, match="the limit is 1") as refused:
+            admission.admit(key_id)
+        return refused.value.retry_after_s
+
+    assert [told_s("greedy") for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert told_s("b") == 2.0  # two keys wait, and each gets a place in turn
+    assert told_s("c") == 3.0
+    assert told_s("b") == 6.0
+
+
 def test_new_limits_apply_to_what_comes_next() -> None:
     admission = Admission(LIMITS, ManualTime())
     admission.admit("a")
