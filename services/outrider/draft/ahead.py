@@ -277,13 +277,15 @@ class AheadDrafter:
 
 
 def _entry(flight: _Flight, made: OutcomeBranch) -> OutcomeEntry:
-    outcome, length = made.outcome, flight.in_flight.block_len
+    outcome, length, sequence = made.outcome, flight.in_flight.block_len, flight.sequence
+    laws = tuple(made.branch.laws[:length])
     block = Proposal(
         base_len=flight.in_flight.base_len + outcome.num_accepted + 1,
         block_id=made.block_id,
         token_ids=tuple(made.branch.token_ids[:length]),
         source=ProposalSource.DRAFT,
-        laws=tuple(made.branch.laws[:length]),
+        laws=() if flight.link.late_laws else laws,
     )
-    flight.sequence.remember(block)
+    # A greedy token's law says nothing that its id does not: such a block is judged by its ids.
+    sequence.remember(block, late_laws=laws if flight.link.late_laws and not sequence.opening.sampling.greedy else ())
     return OutcomeEntry(num_accepted=outcome.num_accepted, next_token_id=outcome.next_token_id, proposal=block)

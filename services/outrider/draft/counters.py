@@ -23,6 +23,8 @@ class DraftCounters:
     """Outcome tables sent."""
     outcomes: int = 0
     """Blocks in the tables sent."""
+    late_laws: int = 0
+    """Blocks of tables whose laws were sent when they were launched."""
     adopted: int = 0
     """Verdicts that met a branch: its KV went on without a forward."""
     superseded: int = 0

@@ -38,7 +38,7 @@ __all__ = ["Drafter", "Outbound", "nothing_new"]
 Outbound = tuple[int, tuple[DraftEvent, ...]]
 """A link id and the events that travel to it in one message."""
 
-_CAPABILITIES = frozenset({Capability.SEQUENTIAL, Capability.CACHED, Capability.SPARSE_LAWS})
+_CAPABILITIES = frozenset({Capability.SEQUENTIAL, Capability.CACHED, Capability.SPARSE_LAWS, Capability.LATE_LAWS})
 _WITH_FEATURES = frozenset({Capability.SEQUENTIAL, Capability.SPARSE_LAWS, Capability.FEATURES})
 _WARM_UP_STEPS = 4
 
@@ -170,8 +170,10 @@ class Drafter:
             vocab_size=min(hello.vocab_size, self._identity.vocab_size, self._engine.limits.vocab_size),
             max_num_draft_tokens=min(hello.max_num_draft_tokens, self._config.max_num_draft_tokens),
         )
-        if Capability.CACHED in hello.capabilities & self._capabilities:
+        common = hello.capabilities & self._capabilities
+        if Capability.CACHED in common:
             link.num_ranked = self._config.num_ranked
+        link.late_laws = Capability.LATE_LAWS in common
         return ack
 
     def handle(self, link_id: int, events: Sequence[TargetEvent]) -> None:

@@ -8,6 +8,7 @@ from outrider.core.link import (
     Features,
     Goodbye,
     Launch,
+    LaunchRow,
     NeedResync,
     OpenAck,
     OpenSequence,
@@ -21,6 +22,7 @@ from outrider.core.link import (
     Verdicts,
 )
 from outrider.core.ports import Clock
+from outrider.core.proposal import BlockLaws
 from outrider.draft.config import DraftConfig
 from outrider.draft.counters import DraftCounters
 from outrider.draft.link import Link
@@ -132,6 +134,14 @@ class Intake:
             if sequence is not None:
                 self._residents.ground(sequence)
                 sequence.in_flight = sequence.launch(row, budget_s=budget_s, now=now)
+                self._push_laws(link, sequence, row)
+
+    def _push_laws(self, link: Link, sequence: DraftSequence, row: LaunchRow) -> None:
+        """Send what the table left out of the block in flight: at once, before anything is drafted."""
+        laws = sequence.take_laws(row)
+        if laws and sequence.in_flight is not None:
+            self._counters.late_laws += 1
+            link.send(BlockLaws(handle=row.handle, base_len=row.base_len, block_id=row.block_id, laws=laws))
 
     def _repair(self, link: Link, sequence: DraftSequence, divergence: Divergence | None) -> None:
         if sequence.in_flight is not None and sequence.in_flight.version != sequence.version:

@@ -17,6 +17,8 @@ class Link:
         self.max_num_draft_tokens = max_num_draft_tokens
         self.num_ranked = 0
         """Likely tokens to keep per position; 0 unless the target can use outcome tables."""
+        self.late_laws = False
+        """Tables go without laws; those of a block follow when it is launched."""
         self.sequences: dict[int, DraftSequence] = {}
         """By the target's handle, oldest first."""
         self.drift_total = 0

@@ -40,6 +40,7 @@ class DraftLoop:
         self._attached: set[int] = set()  # links that the drafter got; the thread's own
         self._ended = False
         self._failure: Exception | None = None
+        self._measured = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outrider-draft", daemon=True)
 
     @property
@@ -48,9 +49,14 @@ class DraftLoop:
         return self._failure
 
     def start(self) -> None:
-        """Measure the step time and start the thread."""
-        self._drafter.warm_up()
+        """Start the thread; returns when it has measured the step time.
+
+        Raises `EngineUnavailable` when the model cannot run.
+        """
         self._thread.start()
+        self._measured.wait()
+        if self._failure is not None:
+            raise EngineUnavailable(f"the draft failed: {self._failure}") from self._failure
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread and every session; False if it is still in a step after `timeout_s`.
@@ -103,6 +109,10 @@ class DraftLoop:
     def _run(self) -> None:
         cause = "the draft has stopped"
         try:
+            # Here, not where it is built: the thread that runs a model first has its compute threads, and
+            # a second one that runs it leaves both waiting asleep (`engine.forward_threads`).
+            self._drafter.warm_up()
+            self._measured.set()
             while not self._inbox.closed:
                 self._turn()
             for link_id in self._attached:
@@ -113,6 +123,7 @@ class DraftLoop:
             cause = f"the draft failed: {error}"
         finally:
             self._end(cause)
+            self._measured.set()
 
     def _turn(self) -> None:
         self._take_in(0.0 if self._drafter.has_work else self._config.housekeeping_interval_s)

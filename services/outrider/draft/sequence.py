@@ -7,7 +7,7 @@ from enum import Enum
 from outrider.core.link import LaunchRow, OpenSequence, Resync, VerdictRow
 from outrider.core.policy import RoundPlan
 from outrider.core.prefix_hash import PrefixHash
-from outrider.core.proposal import Proposal
+from outrider.core.proposal import Proposal, SparseLaw
 from outrider.core.speculation import SpeculationMode, VerificationRule
 from outrider.draft.branch import Branch
 from outrider.draft.feature_rows import FeatureRows
@@ -82,6 +82,7 @@ class DraftSequence:
         self._eos_token_ids = frozenset(opening.eos_token_ids)
         self._hash = PrefixHash(self.text)
         self._blocks: dict[int, Proposal] = {}
+        self._late_laws: dict[int, tuple[SparseLaw, ...]] = {}
         self._planned_len = 0
         self._trusted_len = 0
 
@@ -252,9 +253,17 @@ class DraftSequence:
         self.remember(block)
         self.num_owed = 0
 
-    def remember(self, block: Proposal) -> None:
-        """Keep a block that the target may name in a verdict."""
+    def remember(self, block: Proposal, *, late_laws: tuple[SparseLaw, ...] = ()) -> None:
+        """Keep a block that the target may name in a verdict, and the laws that it was sent without."""
         self._blocks[block.block_id] = block
+        if late_laws:
+            self._late_laws[block.block_id] = late_laws
+
+    def take_laws(self, row: LaunchRow) -> tuple[SparseLaw, ...]:
+        """Laws of the tokens in flight that the target lacks. Those of all other blocks are never needed."""
+        laws = self._late_laws.get(row.block_id, ())[: row.num_used]
+        self._late_laws.clear()
+        return laws
 
     def _committed_by(self, row: VerdictRow) -> tuple[int, ...] | None:
         """The tokens that a row adds behind its base; None when they are unknown or out of range."""
@@ -292,6 +301,7 @@ class DraftSequence:
             for block_id, block in self._blocks.items()
             if block.base_len + len(block) > len(self.text) and block.base_len <= len(self.text)
         }
+        self._late_laws = {block_id: laws for block_id, laws in self._late_laws.items() if block_id in self._blocks}
         self.num_owed = 0
         self.chain = None
         self._planned_len = 0

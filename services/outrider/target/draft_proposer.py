@@ -4,7 +4,7 @@ The draft is an accelerator, never a dependency. Whatever it sends is checked; w
 send costs at most one bounded wait, after which rows go on without a block until it speaks again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from outrider.core.dispatch import DraftLinkStatus
 from outrider.core.link import (
@@ -30,19 +30,19 @@ from outrider.core.link import (
     Verdicts,
 )
 from outrider.core.ports import Clock, DraftTransport
-from outrider.core.proposal import Proposal
+from outrider.core.proposal import BlockLaws, Proposal, SparseLaw
 from outrider.core.speculation import SpeculationMode, SpeculationReason
+from outrider.target.draft_checks import check_proposal
 from outrider.target.draft_wait import DraftWait
 from outrider.target.feature_feed import FeatureFeed
-from outrider.target.held_sequence import HeldSequence, Phase, check_proposal
+from outrider.target.held_sequence import HeldSequence, Phase
+from outrider.target.late_laws import LateLaws
+from outrider.target.link_times import LinkTimes
 from outrider.target.proposers import DraftTimes, ProposerCounters
 from outrider.target.running import Round, RunningSequence
 from outrider.target.scheduler import StepBatch
 
 __all__ = ["DraftProposer"]
-
-_SMOOTHING = 0.1
-_FORGETTING = 0.95
 
 
 class DraftProposer:
@@ -65,6 +65,7 @@ class DraftProposer:
         self._wait = wait
         self._counters = counters
         self._feed = feed
+        self._laws = LateLaws(vocab_size=vocab_size, limit_s=wait.limit_s, counters=counters)
         self._held: dict[int, HeldSequence] = {}
         self._outgoing: list[TargetEvent] = []
         """Events that nobody waits for: they travel with the next that somebody does, or the next Launch."""
@@ -74,7 +75,7 @@ class DraftProposer:
         self._losses = 0
         self._last_problem = "no draft has been connected yet"
         self._step = 0
-        self._step_s = self._hop_s = 0.0
+        self._times = LinkTimes()
 
     def links(self) -> tuple[DraftLinkStatus, ...]:
         """The link, for operators."""
@@ -118,12 +119,12 @@ class DraftProposer:
     @property
     def times(self) -> DraftTimes:
         """Measured: a step at the draft, and what is left of a round trip."""
-        return DraftTimes(step_s=self._step_s, hop_s=self._hop_s)
+        return self._times.times
 
     @property
     def drafts_ahead(self) -> bool:
         """Whether the draft can push blocks for outcomes."""
-        return self._link is not None and Capability.CACHED in self._link.hello.capabilities
+        return self._can(Capability.CACHED)
 
     def has_block(self, running: RunningSequence) -> bool:
         """Whether the block for the present text is here already."""
@@ -155,14 +156,26 @@ class DraftProposer:
             return
         rows = []
         if self.drafts_ahead and self.problem() is None:
-            for row in batch.rows:
+            self._laws.start(step_s=expected_s, num_rows=len(batch.deciding))
+            for row in batch.deciding:
                 held, ahead = self._held.get(row.running.handle), row.running.ahead
-                if held is not None and ahead is not None and row.decides:
-                    rows.append(held.launch(row, ahead))
-        known = tuple(row for row in rows if row is not None)
-        self._send([Launch(step=self._step, rows=known, budget_us=int(expected_s * 1e6))] if known else [])
-        if known:
+                launched = held.launch(row, ahead) if held is not None and ahead is not None else None
+                if launched is not None:
+                    rows.append(launched)
+                    self._laws.expect(row, launched)
+        self._send([Launch(step=self._step, rows=tuple(rows), budget_us=int(expected_s * 1e6))] if rows else [])
+        if rows:
             self._wait.launched()
+
+    def laws(self) -> Mapping[int, tuple[SparseLaw, ...]]:
+        """The verify has ended: the laws, by handle, of launched blocks that came without, as far as they are here."""
+        left = 0.0  # at first it only looks
+        while self._laws.pending:
+            self._apply(self._transport.receive(left))
+            left = self._laws.left(self._clock.now())
+            if left <= 0.0 or self.problem() is not None:
+                break
+        return self._laws.finish()
 
     def resolve(self, rounds: Sequence[Round]) -> None:
         """Look the outcomes of a step up in what the draft has pushed meanwhile."""
@@ -186,9 +199,8 @@ class DraftProposer:
             return  # gated off, the draft costs one look per step, in `collect`
         self._apply(self._transport.receive(0.0))
         finished = [one.running for one in rounds if one.commit.finish is not None]
-        events: list[TargetEvent] = [CloseSequence(handle=one.handle) for one in finished if one.handle in self._held]
-        for running in finished:
-            self._held.pop(running.handle, None)
+        gone = [one.handle for one in finished if self._held.pop(one.handle, None) is not None]
+        events: list[TargetEvent] = [CloseSequence(handle=handle) for handle in gone]
         if self._wait.ping_due(self._clock.now()):
             # A draft that has nothing to say, and one that cannot: only an answer tells them apart.
             events.append(Ping(nonce=self._step))
@@ -242,7 +254,10 @@ class DraftProposer:
     @property
     def _feeds(self) -> bool:
         """Whether the draft reads features."""
-        return self._link is not None and Capability.FEATURES in self._link.hello.capabilities
+        return self._can(Capability.FEATURES)
+
+    def _can(self, capability: Capability) -> bool:
+        return self._link is not None and capability in self._link.hello.capabilities
 
     def _verdicts(self, rounds: Iterable[Round]) -> list[TargetEvent]:
         self._step += 1
@@ -290,12 +305,14 @@ class DraftProposer:
 
     def _apply_one(self, event: LinkEvent) -> None:
         if isinstance(event, DraftStats):
-            self._step_s = event.step_ms / 1e3
+            self._times.step_took(event.step_ms)
         elif isinstance(event, Busy):
             self._busy_until = self._clock.now() + event.retry_after_s
         elif isinstance(event, Drain):
             self._draining = True
             self._last_problem = f"the draft drains: {event.reason}"
+        elif isinstance(event, BlockLaws):
+            self._laws.take(event)
         elif isinstance(event, DraftProposal | OutcomeTable | OpenAck | OpenNack | NeedResync | Evicted):
             held = self._held.get(event.handle)
             if held is None:
@@ -312,42 +329,30 @@ class DraftProposer:
                 held.refuse(event.reason)
 
     def _take_block(self, held: HeldSequence, proposal: Proposal) -> None:
-        if check_proposal(proposal, held.sequence, vocab_size=self._vocab_size):
+        if check_proposal(proposal, held.sequence.request, vocab_size=self._vocab_size):
             held.offer(proposal)
             if proposal.base_len == held.awaited_len and self._wait.answered(self._clock.now()):
-                hop_s = max(0.0, self._wait.last_s - len(proposal) * self._step_s) / 2
-                self._hop_s += _SMOOTHING * (hop_s - self._hop_s) if self._hop_s else hop_s
+                self._times.answered(self._wait.last_s, len(proposal))
         else:
             self._counters.invalid += 1
 
     def _take_table(self, held: HeldSequence, table: OutcomeTable) -> None:
-        """Keep the sound entries of a table for the step in flight; late ones still serve the next step."""
-        if not held.book.matches(table.base_len, table.parent_block_id):
+        """Keep a table for the step in flight; one that came late still serves the next step."""
+        if held.book.matches(table.base_len, table.parent_block_id):
+            self._counters.invalid += held.take_table(
+                table, vocab_size=self._vocab_size, laws_follow=self._can(Capability.LATE_LAWS)
+            )
+        else:
             self._counters.stale += 1
-            return
-        sound = []
-        for entry in table.entries:
-            at_outcome = entry.proposal.base_len == table.base_len + entry.num_accepted + 1
-            if at_outcome and check_proposal(entry.proposal, held.sequence, vocab_size=self._vocab_size):
-                sound.append(entry)
-        self._counters.invalid += len(table.entries) - len(sound)
-        held.book.add(sound)
 
     def _count_lookup(self, running: RunningSequence) -> None:
         """Count whether a look-up hit, once it matters: when its block is about to be used or missed."""
         held = self._held.get(running.handle)
-        if held is None or not held.book.lookup_pending:
+        hit = held.count_lookup() if held is not None else None
+        if held is None or hit is None:
             return
-        if not held.has_block:
-            held.take_outcome()
-        held.book.lookup_pending = False
-        hit = held.has_block and held.awaited_len is None
-        stats = running.sequence.stats
-        stats.cached_lookups += 1
-        stats.cached_hits += hit
         if not hit and held.awaited_len is None:
-            # Waiting seems too dear. One slow answer must not make it so for ever.
-            self._hop_s *= _FORGETTING
+            self._times.not_asked()
         self._counters.lookups += 1
         self._counters.hits += hit
 
@@ -355,19 +360,21 @@ class DraftProposer:
         self._link = event
         self._draining = False
         self._busy_until = 0.0
-        self._step_s = event.hello.step_ms / 1e3
-        self._hop_s = 0.0
-        self._held.clear()
-        self._outgoing = []
-        self._wait.reset()
+        self._times.start(event.hello.step_ms)
+        self._start_afresh()
 
     def _lose_link(self, event: LinkDown) -> None:
         self._losses += self._link is not None
         self._link = None
         self._last_problem = event.cause
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        """Nothing that was said on another link holds any more."""
         self._held.clear()
         self._outgoing = []
         self._wait.reset()
+        self._laws.give_up()
 
     def _owes(self, running: RunningSequence) -> bool:
         held = self._held.get(running.handle)
@@ -379,10 +386,7 @@ class DraftProposer:
             return None
         tail = held.block.usable_tail(running.sequence.token_ids)
         if tail is None:
-            if held.block.base_len < running.sequence.committed_len:
-                self._counters.stale += 1
-                running.sequence.stats.stale += 1
-                held.block = None
+            self._counters.stale += held.drop_stale()
             return None
         # A block that was waited for may bring more than it was worth waiting for.
         longest = running.ahead.num_draft_tokens if running.ahead is not None else 0

@@ -20,7 +20,8 @@ class DraftWait:
     """
 
     def __init__(self, *, limit_s: float) -> None:
-        self._limit_s = limit_s
+        self.limit_s = limit_s
+        """No wait is longer."""
         self._mean_s: float | None = None
         self._started_at: float | None = None
         self._answered = False
@@ -61,8 +62,8 @@ class DraftWait:
         """Seconds that the current round may still wait; 0 or less means go on."""
         if self.suspect or self._started_at is None:
             return 0.0
-        expected = self._limit_s if self._mean_s is None else max(_FLOOR_S, _MARGIN * self._mean_s)
-        budget = min(self._limit_s, expected)
+        expected = self.limit_s if self._mean_s is None else max(_FLOOR_S, _MARGIN * self._mean_s)
+        budget = min(self.limit_s, expected)
         return self._started_at + budget - now
 
     def launched(self) -> None:

@@ -2,20 +2,20 @@
 
 from enum import Enum
 
-from outrider.core.link import LaunchRow, OpenSequence, RefusalReason, Resync, VerdictRow
+from outrider.core.link import LaunchRow, OpenSequence, OutcomeTable, RefusalReason, Resync, VerdictRow
 from outrider.core.policy import RoundPlan
 from outrider.core.prefix_hash import PrefixHash
 from outrider.core.proposal import Proposal
 from outrider.core.sequence import Commit, Sequence
-from outrider.core.speculation import ProposalSource, SpeculationMode, SpeculationReason, VerificationRule
+from outrider.core.speculation import ProposalSource, SpeculationMode, SpeculationReason
+from outrider.target.draft_checks import check_proposal
 from outrider.target.outcome_book import OutcomeBook
 from outrider.target.running import Round
 from outrider.target.scheduler import ScheduledRow
 
-__all__ = ["HeldSequence", "Phase", "check_proposal"]
+__all__ = ["HeldSequence", "Phase"]
 
 _REOPEN_AFTER_ROUNDS = 64
-_LAW_SUM_TOLERANCE = 5e-4  # tighter than the verifier's own, which must never have to refuse
 
 
 class Phase(Enum):
@@ -169,10 +169,42 @@ class HeldSequence:
         self.book.launch(launched)
         return launched
 
+    def take_table(self, table: OutcomeTable, *, vocab_size: int, laws_follow: bool) -> int:
+        """Keep the sound entries of a table for the step in flight; return how many are not."""
+        sound = []
+        for entry in table.entries:
+            block, at = entry.proposal, table.base_len + entry.num_accepted + 1
+            if block.base_len == at and check_proposal(
+                block, self.sequence.request, vocab_size=vocab_size, laws_follow=laws_follow
+            ):
+                sound.append(entry)
+        self.book.add(sound)
+        return len(table.entries) - len(sound)
+
     def look_up(self, commit: Commit) -> None:
         """The step is over: take the block of its outcome, if it was drafted ahead."""
         self.book.settle(commit.base_len, len(commit.token_ids) - 1, commit.token_ids[-1])
         self.take_outcome()
+
+    def count_lookup(self) -> bool | None:
+        """Whether the last outcome's block is here, looked at once more; None if that was counted already."""
+        if not self.book.lookup_pending:
+            return None
+        if not self.has_block:
+            self.take_outcome()
+        self.book.lookup_pending = False
+        hit = self.has_block and self.awaited_len is None
+        self.sequence.stats.cached_lookups += 1
+        self.sequence.stats.cached_hits += hit
+        return hit
+
+    def drop_stale(self) -> bool:
+        """Forget a block that lies behind the text; False when the text may yet come to where it begins."""
+        if self.block is None or self.block.base_len >= self.sequence.committed_len:
+            return False
+        self.sequence.stats.stale += 1
+        self.block = None
+        return True
 
     def take_outcome(self) -> bool:
         """Take the block of the last outcome if it has arrived by now; True when there was one."""
@@ -202,24 +234,3 @@ class HeldSequence:
                 return SpeculationReason.CONTEXT_TOO_LONG
             return SpeculationReason.DRAFT_BUSY
         return SpeculationReason.DRAFT_NOT_READY
-
-
-def check_proposal(proposal: Proposal, sequence: Sequence, *, vocab_size: int) -> bool:
-    """Whether a block may be looked at: the draft is not trusted with ids, lengths or laws."""
-    ids = proposal.token_ids
-    if not proposal.base_len > 0 or not all(0 <= one < vocab_size for one in ids):
-        return False
-    needs_laws = sequence.request.speculation.rule is VerificationRule.REJECTION
-    if len(proposal.laws) != (len(ids) if needs_laws else 0):
-        return False
-    for token_id, law in zip(ids, proposal.laws, strict=False):
-        if (
-            len(law.token_ids) != len(law.probs)
-            or dict(zip(law.token_ids, law.probs, strict=False)).get(token_id, 0) <= 0
-        ):
-            return False
-        if len(set(law.token_ids)) != len(law.token_ids) or not all(0 <= one < vocab_size for one in law.token_ids):
-            return False
-        if not all(0.0 <= one <= 1.0 for one in law.probs) or abs(sum(law.probs) - 1.0) > _LAW_SUM_TOLERANCE:
-            return False
-    return True

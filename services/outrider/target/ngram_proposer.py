@@ -1,9 +1,9 @@
 """Prompt look-up on the target's side: what followed the last time these words stood here."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from outrider.core.dispatch import DraftLinkStatus
-from outrider.core.proposal import Proposal
+from outrider.core.proposal import Proposal, SparseLaw
 from outrider.core.speculation import ProposalSource, SpeculationReason
 from outrider.decoding.ngram import NgramIndex
 from outrider.target.proposers import DraftTimes
@@ -48,6 +48,10 @@ class NgramProposer:
 
     def launch(self, batch: StepBatch, expected_s: float) -> None:
         """Nothing to do."""
+
+    def laws(self) -> Mapping[int, tuple[SparseLaw, ...]]:
+        """None: nothing was drawn at random."""
+        return {}
 
     def resolve(self, rounds: Sequence[Round]) -> None:
         """Nothing to do."""

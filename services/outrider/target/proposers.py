@@ -5,12 +5,12 @@ the round was drawn (how long is the match, what was accepted before, is a draft
 sequence, did its block arrive), never on the drafted ids; so the rejection rule stays exact.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.dispatch import DraftLinkStatus
-from outrider.core.proposal import Proposal
+from outrider.core.proposal import Proposal, SparseLaw
 from outrider.core.speculation import SpeculationReason
 from outrider.target.running import Round, RunningSequence
 from outrider.target.scheduler import StepBatch
@@ -72,6 +72,13 @@ class Proposer(Protocol):
 
     def launch(self, batch: StepBatch, expected_s: float) -> None:
         """A step of about this many seconds starts."""
+        ...
+
+    def laws(self) -> Mapping[int, tuple[SparseLaw, ...]]:
+        """The step's verify has ended: laws, by handle, of blocks in flight that came without them.
+
+        Whose laws are missing must not depend on the drafted ids.
+        """
         ...
 
     def resolve(self, rounds: Sequence[Round]) -> None:
@@ -167,6 +174,10 @@ class ProposerSet:
         """Tell every proposer."""
         for one in self._proposers:
             one.launch(batch, expected_s)
+
+    def laws(self) -> Mapping[int, tuple[SparseLaw, ...]]:
+        """Of all proposers."""
+        return {handle: laws for one in self._proposers for handle, laws in one.laws().items()}
 
     def resolve(self, rounds: Sequence[Round]) -> None:
         """Tell every proposer."""

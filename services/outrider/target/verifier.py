@@ -1,7 +1,9 @@
 """Run the forward of a step and judge every row by the target's own law."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from outrider.core.proposal import SparseLaw
 from outrider.core.verdict import Verdict
 from outrider.decoding.verify import VerifyRow, verify
 from outrider.engine.base import ModelEngine, wait_of
@@ -39,15 +41,22 @@ class Verifier:
         if self._wait is not None:
             self._wait()
 
-    def verify(self, batch: StepBatch, logits: "Logits") -> list[Verdict]:
-        """Return the verdicts of `batch.deciding`, in order."""
+    def verify(
+        self, batch: StepBatch, logits: "Logits", late_laws: Mapping[int, tuple[SparseLaw, ...]]
+    ) -> list[Verdict]:
+        """Return the verdicts of `batch.deciding`, in order.
+
+        `late_laws`, by handle: of blocks that came without. A block without laws, under the rejection rule, is
+        judged as if its tokens had been certain to be proposed, which is exact for any tokens.
+        """
         deciding = batch.deciding
         if not deciding:
             return []
-        return verify(logits, [_verify_row(row) for row in deciding], num_valid_ids=self._num_valid_ids)
+        rows = [_verify_row(row, late_laws.get(row.running.handle, ())) for row in deciding]
+        return verify(logits, rows, num_valid_ids=self._num_valid_ids)
 
 
-def _verify_row(row: ScheduledRow) -> VerifyRow:
+def _verify_row(row: ScheduledRow, late_laws: tuple[SparseLaw, ...]) -> VerifyRow:
     sequence = row.running.sequence
     request = sequence.request
     return VerifyRow(
@@ -56,7 +65,7 @@ def _verify_row(row: ScheduledRow) -> VerifyRow:
         prompt_len=sequence.prompt_len,
         noise_key=request.noise_key,
         draft_token_ids=row.proposal.token_ids if row.proposal is not None else (),
-        draft_laws=row.proposal.laws if row.proposal is not None else (),
+        draft_laws=late_laws or (row.proposal.laws if row.proposal is not None else ()),
         rule=request.speculation.rule,
         num_top_logprobs=request.top_logprobs,
     )

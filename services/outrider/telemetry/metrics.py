@@ -246,6 +246,7 @@ DRAFT_TOTALS = {
     "drafted_tokens": _draft(MetricKind.COUNTER, "drafted_tokens", "Tokens of the blocks sent."),
     "tables": _draft(MetricKind.COUNTER, "tables", "Outcome tables sent."),
     "outcomes": _draft(MetricKind.COUNTER, "outcomes", "Blocks in the tables sent."),
+    "late_laws": _draft(MetricKind.COUNTER, "late_laws", "Blocks of tables whose laws were sent at their launch."),
     "adopted": _draft(MetricKind.COUNTER, "adopted", "Verdicts that met a branch."),
     "superseded": _draft(MetricKind.COUNTER, "superseded", "Blocks dropped before they were sent."),
     "prefill_tokens": _draft(MetricKind.COUNTER, "prefill_tokens", "Tokens run to catch up with a text."),
