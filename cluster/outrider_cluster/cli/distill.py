@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from outrider.core.errors import ConfigError
+from outrider_cluster.cli.stages import stages_shown
 from outrider_cluster.cli.terminal import errors_as_exit_codes, messages, progress
 from outrider_cluster.settings import Environment
-from outrider_cluster.stopping import StopSignals
+from outrider_cluster.stopping import StopRequested, StopSignals
 
 if TYPE_CHECKING:
     from outrider.distill.evaluation import ClassAcceptance
-    from outrider.distill.pipeline import Stage, StageListener
+    from outrider.distill.prompts import Conversation
 
 __all__ = ["distill"]
 
@@ -34,7 +35,10 @@ Method = Annotated[
 ]
 PromptFile = Annotated[
     Path | None,
-    typer.Option(help="A .jsonl file of prompts or a JSON file in ShareGPT's format; without: made up by the target."),
+    typer.Option(
+        help='A .jsonl file of {"prompt"} or logged {"messages"}, or a JSON file in ShareGPT\'s format; '
+        "without: made up by the target."
+    ),
 ]
 HeldOut = Annotated[str, typer.Option(help="Prompt sets that acceptance is measured on, comma-separated; or none.")]
 HiddenSize = Annotated[
@@ -49,9 +53,10 @@ def distill(
     prompts: PromptFile = None,
     minutes: Annotated[float, typer.Option(help="For everything, about.")] = 60.0,
     method: Method = "draft_model",
-    layers: Annotated[int, typer.Option(help="Of the draft model; they start from the target's.")] = 4,
+    layers: Annotated[int, typer.Option(help="Of a draft model; they start from the target's.")] = 4,
     hidden_size: HiddenSize = None,
     vocabulary: Annotated[int, typer.Option(help="Ids that the draft can propose.")] = 5120,
+    max_prompt_tokens: Annotated[int, typer.Option(help="Longer prompts are left out.")] = 256,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of a sampled answer.")] = 112,
     slots: Annotated[int, typer.Option(help="Texts sampled at once.")] = 64,
     held_out: HeldOut = _SETS,
@@ -65,19 +70,18 @@ def distill(
     # Read when torch is loaded; threads that spin beside others' work slow everything down.
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with StopSignals(), errors_as_exit_codes():
+    with StopSignals(), errors_as_exit_codes(), _words_at_a_stop():
         if not minutes > 0:
             raise ConfigError(f"--minutes: {minutes} is not above 0")
         from outrider.distill.pipeline import distill as run
         from outrider.distill.settings import DistillSettings, StageMinutes
-        from outrider.local.bench.prompts import load_prompt_file
 
         settings = DistillSettings(
             target=target,
             output=output,
             minutes=StageMinutes.of_total(minutes),
             method=method,
-            prompts=() if prompts is None else tuple(one.text for one in load_prompt_file(prompts).prompts),
+            prompts=() if prompts is None else _conversations(prompts),
             held_out=_held_out(held_out, count=max(_FEWEST_PROMPTS, int(minutes))),
             device=device,
             dtype=dtype,
@@ -85,16 +89,38 @@ def distill(
             num_layers=layers,
             hidden_size=hidden_size,
             vocabulary_size=vocabulary,
+            max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_tokens,
             num_slots=slots,
             seed=seed,
             cache_dir=Environment.read().cache_dir,
             command=shlex.join(["outrider", *sys.argv[1:]]),
         )
-        with _bars() as listen:
+        with stages_shown(messages) as listen:
             report = run(settings, listen, progress)
         _show(report.acceptance)
         typer.echo(report.folder)
+        progress(f"to see what it brings: outrider bench --draft {shlex.quote(str(report.folder))}")
+
+
+@contextmanager
+def _words_at_a_stop() -> Iterator[None]:
+    """A run that was stopped is no success for what waits behind it, and can be resumed."""
+    try:
+        yield
+    except StopRequested as stop:
+        progress(f"stopped by {stop}; the same command goes on from here")
+        raise typer.Exit(128 + signal.Signals[str(stop)]) from stop
+
+
+def _conversations(path: Path) -> "tuple[Conversation, ...]":
+    """What a file asks, by its kind. Raises `ConfigError` naming the file."""
+    from outrider.distill.prompts import load_conversations, user_turn
+    from outrider.local.bench.prompts import load_prompt_file
+
+    if path.suffix == ".jsonl":
+        return load_conversations(path)
+    return tuple(user_turn(one.text) for one in load_prompt_file(path).prompts)
 
 
 def _held_out(names: str, count: int) -> dict[str, tuple[str, ...]]:
@@ -105,24 +131,6 @@ def _held_out(names: str, count: int) -> dict[str, tuple[str, ...]]:
         return {}
     sets = load_prompt_sets([name.strip() for name in names.split(",")], prompt_folder())
     return {one.name: tuple(prompt.text for prompt in one.prompts[:count]) for one in sets}
-
-
-@contextmanager
-def _bars() -> "Iterator[StageListener]":
-    """A bar for each stage on a terminal; one line when a stage begins elsewhere."""
-    columns = (TextColumn("{task.description:<9}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    on_terminal = messages.is_terminal
-    with Progress(*columns, TextColumn("{task.fields[words]}"), console=messages, disable=not on_terminal) as bars:
-        tasks: dict[str, int] = {}
-
-        def listen(stage: "Stage", share: float, words: str) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=1.0, words="")
-                if not on_terminal:
-                    progress(f"stage: {stage}")
-            bars.update(tasks[stage], completed=share, words=words)  # type: ignore[arg-type]
-
-        yield listen
 
 
 def _show(acceptance: "tuple[ClassAcceptance, ...]") -> None:

@@ -42,7 +42,7 @@ def write_card(
         f"- data: {_data(texts, settings)}",
         f"- labels: the target's {settings.top_k} likeliest tokens and last hidden state at every position",
         f"- training: {training.steps} steps, {training.tokens:,} tokens seen with repetitions, "
-        f"{training.seconds / 60:.0f} minutes on {settings.device}, seed {settings.seed}",
+        f"{_minutes(training.seconds)} on {settings.device}, seed {settings.seed}",
         _origin(settings),
         f"- licence: that of the target, {licence}",
         "",
@@ -69,6 +69,10 @@ def write_card(
         "acceptance": [one.as_json() for one in acceptance],
     }
     (settings.output / _FIGURES).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 600 else f"{seconds / 60:.1f} minutes"
 
 
 def _description(settings: DistillSettings) -> list[str]:
@@ -127,7 +131,8 @@ def _table(acceptance: Sequence[ClassAcceptance], k: int) -> list[str]:
         "|" + "---|" * (k + 5),
     ]
     for one in acceptance:
-        shares = " | ".join(f"{share:.2f}" for share in one.per_position)
+        reached = [f"{share:.2f}" for share in one.per_position]
+        shares = " | ".join([*reached, *["–"] * (k - len(reached))])
         ratio = "–" if one.rejection is None else f"{one.rejection:.3f}"
         lines.append(
             f"| {one.name} | {one.temperature:g} | {one.first:.3f} | {shares} | {one.mean_length:.2f} | {ratio} |"

@@ -166,5 +166,5 @@ def round_acceptance_by_depth(texts: Sequence[Sequence[Sequence[bool]]], *, k: i
             step = min(length + 1, end - begin)
             tokens += step
             begin += step
-    shares = tuple(got / max(1, tried) for got, tried in zip(accepted, reached, strict=True))
+    shares = tuple(got / tried for got, tried in zip(accepted, reached, strict=True) if tried)
     return shares, tokens / max(1, rounds)

@@ -26,7 +26,8 @@ class ClassAcceptance:
     first: float
     """Share of them that the draft names, given the target's own text before: first-position agreement."""
     per_position: tuple[float, ...]
-    """Chance that a block's j-th token is accepted once those before it are, in rounds of K tokens."""
+    """Chance that a block's j-th token is accepted once those before it are, in rounds of K tokens; as far as any
+    block got."""
     mean_length: float
     """Tokens a round, the extra one included."""
     rejection: float | None
@@ -137,7 +138,7 @@ def round_acceptance(matches: Sequence[Sequence[bool]], *, k: int) -> tuple[tupl
             step = min(length + 1, len(match) - begin)
             tokens += step
             begin += step
-    shares = tuple(got / max(1, tried) for got, tried in zip(accepted, reached, strict=True))
+    shares = tuple(got / tried for got, tried in zip(accepted, reached, strict=True) if tried)
     return shares, tokens / max(1, rounds)
 
 

@@ -1,13 +1,14 @@
 """`outrider distill` from end to end: sample, train, evaluate; a stage that is done is not done again."""
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from outrider.core.errors import ConfigError
 from outrider.distill.card import write_card
@@ -16,7 +17,8 @@ from outrider.distill.eagle3_stage import train_head
 from outrider.distill.evaluate_stage import EVALUATED_K, evaluate_draft
 from outrider.distill.evaluation import ClassAcceptance
 from outrider.distill.records import RecordStore
-from outrider.distill.sample_stage import sample_texts
+from outrider.distill.run_state import RunState, SampledSoFar
+from outrider.distill.sample_stage import SamplingProgress, sample_texts
 from outrider.distill.settings import DistillSettings
 from outrider.distill.train_stage import train_draft
 from outrider.distill.training_loop import TrainingProgress, TrainingReport
@@ -33,7 +35,6 @@ StageListener = Callable[[Stage, float, str], None]
 """Hears the stage, the share of it that is done, and a few words."""
 
 _SAMPLES = "samples"
-_STATE = "sampled.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +51,22 @@ def distill(settings: DistillSettings, listen: StageListener, progress: Progress
 
     Raises `ConfigError` or `CompatibilityError` naming what does not work.
     """
+    with _no_bars_of_others():
+        return _distill(settings, listen, progress)
+
+
+def _distill(settings: DistillSettings, listen: StageListener, progress: Progress) -> DistillReport:
     folder = resolve(settings.target, settings.cache_dir, progress)
     tokenizer = Tokenizer(folder)
     try:
         settings.work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"output: {settings.output}: {error.strerror or error}") from error
+    state = RunState(settings.work)
     store = RecordStore(settings.work / _SAMPLES)
+    state.claim(settings, sampled=store.num_shards > 0)
     target = _load(folder, settings)
-    _sample(settings, tokenizer, target, store, listen, progress)
+    _sample(settings, tokenizer, target, store, state, listen, progress)
 
     def tell_training(now: TrainingProgress) -> None:
         listen("train", now.fraction, _words(now))
@@ -82,26 +90,35 @@ def _sample(
     tokenizer: Tokenizer,
     target: Any,
     store: RecordStore,
+    state: RunState,
     listen: StageListener,
     progress: Progress,
 ) -> None:
-    """Sample for what is left of the stage's time, which a file counts over all runs."""
-    state = settings.work / _STATE
-    spent = float(json.loads(state.read_text(encoding="utf-8"))["seconds"]) if state.is_file() else 0.0
+    """Sample for what is left of the stage's time, which the state counts over all runs."""
+    before = state.sampled
     budget = 60 * settings.minutes.sample
-    left = budget - spent
+    left = budget - before.seconds
     if left <= 0:
         return
+    listen("sample", before.seconds / budget, "")
 
-    def tell(share: float, tokens: int) -> None:
-        seconds = spent + share * left
-        # Complete or not at all: a run that is cut off here goes on, too.
-        scratch = state.with_suffix(".tmp")
-        scratch.write_text(json.dumps({"seconds": seconds}) + "\n", encoding="utf-8")
-        scratch.replace(state)
-        listen("sample", seconds / budget, f"{tokens:,} tokens")
+    def tell(now: SamplingProgress) -> None:
+        seconds = before.seconds + now.share * left
+        state.note_sampled(SampledSoFar(seconds=seconds, rounds=now.rounds))
+        listen("sample", seconds / budget, f"{now.tokens:,} tokens")
 
-    sample_texts(settings, tokenizer, target, store, seconds=left, tell=tell, progress=progress)
+    # A run that was cut off may have left a shard that it did not note.
+    first_round = max(before.rounds, store.num_shards)
+    sample_texts(
+        settings,
+        tokenizer,
+        target,
+        store,
+        first_round=first_round,
+        seconds=left,
+        tell=tell,
+        progress=progress,
+    )
 
 
 def _load(folder: Path, settings: DistillSettings) -> Any:
@@ -110,6 +127,18 @@ def _load(folder: Path, settings: DistillSettings) -> Any:
     check_supported(AutoConfig.from_pretrained(str(folder), local_files_only=True))
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
     return model.to(settings.device).eval()
+
+
+@contextmanager
+def _no_bars_of_others() -> Iterator[None]:
+    """Loading and saving draw progress bars of their own, which would cut through ours."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def _words(now: TrainingProgress) -> str:

@@ -10,7 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -105,10 +105,32 @@ class RecordStore:
         """The unlabelled ids before every text: [p]. Raises `ConfigError` when there is no shard."""
         return self._load(self._first())["prefix"]
 
-    def texts(self) -> Iterator[LabelledText]:
-        """All texts, shard by shard. Raises `ConfigError` for a shard that cannot be read."""
+    def prompts(self) -> Iterator[tuple[int, ...]]:
+        """What the target was asked in every text, without the prefix. Raises as `texts`."""
         for path in self._shards():
+            try:
+                with safe_open(str(path), "pt") as shard:
+                    ids, kind, lengths = (shard.get_tensor(name) for name in ("ids", "kind", "length"))
+            except (OSError, SafetensorError) as error:
+                raise _unreadable(path, error) from error
+            sizes = lengths.tolist()
+            for text, kinds in zip(ids.split(sizes), kind.split(sizes), strict=True):
+                # The position before the first token of the answer is the prompt's last.
+                answered = (kinds == TokenKind.ANSWER).int()
+                length = int(answered.argmax()) + 1 if answered.any() else len(text) - 1
+                yield tuple(text[:length].tolist())
+
+    def texts(self) -> Iterator[LabelledText]:
+        """All texts, shard by shard.
+
+        Raises `ConfigError` for a shard that cannot be read, or whose texts stand behind another prefix.
+        """
+        shards = self._shards()
+        prefix = self.prefix() if shards else None
+        for path in shards:
             tensors = self._load(path)
+            if prefix is not None and not torch.equal(tensors["prefix"], prefix):
+                raise ConfigError(f"{path}: these texts stand behind another prefix than those of {shards[0].name}")
             begin = 0
             for index, length in enumerate(tensors["length"].tolist()):
                 part = slice(begin, begin + length)
@@ -138,4 +160,8 @@ class RecordStore:
         try:
             return load_file(str(path))
         except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path}: cannot read sampled texts: {error}") from error
+            raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path}: cannot read sampled texts: {error}")

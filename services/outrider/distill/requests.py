@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from outrider.core.errors import ConfigError
 from outrider.core.generation import ChatMessage
 from outrider.core.sampling import SamplingParams
 from outrider.decoding.keys import derive_key
@@ -28,8 +29,11 @@ class ChatFrame:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ChatFrame":
-        """Read it off two prompts that differ in the turn alone. Raises `ValueError` without a template."""
-        first, second = (_encode(tokenizer, text) for text in ("A", "7"))
+        """Read it off two prompts that differ in the turn alone. Raises `ConfigError` without a template."""
+        try:
+            first, second = (_encode(tokenizer, text) for text in ("A", "7"))
+        except ValueError as error:
+            raise ConfigError(f"target: drafts are made of answers to chat prompts, and {error}") from error
         before = _common(first, second)
         after = _common(first[::-1], second[::-1])[::-1]
         return cls(before=tuple(before), after=tuple(after))
@@ -66,13 +70,13 @@ def turns_answered(
 
 
 def answer_requests(
-    prompts: Sequence[str], tokenizer: Tokenizer, *, max_new_tokens: int, seed: int, first: int
+    prompts: Sequence[tuple[int, ...]], *, max_new_tokens: int, seed: int, first: int
 ) -> Iterator[SampleRequest]:
     """Ask for answers to given prompts, numbered from `first`, at mixed temperatures."""
     chance = random.Random(seed + first)
-    for index, text in enumerate(prompts):
+    for index, ids in enumerate(prompts):
         yield SampleRequest(
-            prompt_ids=tuple(_encode(tokenizer, text)),
+            prompt_ids=ids,
             max_new_tokens=max_new_tokens,
             sampling=_mixed(chance),
             noise_key=derive_key(seed, first + index),

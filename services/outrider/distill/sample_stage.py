@@ -1,11 +1,15 @@
 """Stage one: sample the target's answers, label them, and put them away shard by shard."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from outrider.core.errors import ConfigError
 from outrider.distill.labelling import Labeller
+from outrider.distill.prompts import PromptQueue, has_own_system_turn
 from outrider.distill.records import RecordStore
 from outrider.distill.requests import ChatFrame, answer_requests, turn_requests, turns_answered
 from outrider.distill.sampling import SampledText, Sampler, SampleRequest, blocks_needed
@@ -17,12 +21,25 @@ from outrider.engine.factory import build_engine
 from outrider.engine.models.prepare import Progress
 from outrider.engine.tokenizer import Tokenizer
 
-__all__ = ["engine_for", "sample_texts"]
+__all__ = ["SamplingProgress", "engine_for", "sample_texts"]
 
 _BLOCK_SIZE = 16
 _CUDA_BLOCK_SIZE = 256
 """Of torch's paged attention, which only CUDA has."""
-_MAX_PROMPT_TOKENS = 256
+_ROUND_NUMBERS = 1 << 24
+"""Numbers that a round has for its texts: more than there are slots, so that no two rounds share one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingProgress:
+    """Where the stage stands behind a round."""
+
+    share: float
+    """Of its time."""
+    rounds: int
+    """Done so far, over all runs: the number of the next one."""
+    tokens: int
+    """Of the texts of this run."""
 
 
 def sample_texts(
@@ -31,26 +48,25 @@ def sample_texts(
     target: Any,
     store: RecordStore,
     *,
+    first_round: int,
     seconds: float,
-    tell: Callable[[float, int], None],
+    tell: Callable[[SamplingProgress], None],
     progress: Progress,
 ) -> None:
-    """Add shards for `seconds`, or one round of them; `tell` hears the share that is done and the tokens so far.
+    """Add shards for `seconds`, or one round of them; `tell` hears of every round.
 
-    `target` is the transformers model that labels; sampling runs on an engine of its own. Numbers
-    continue behind the shards that are there, so a resumed stage samples other texts.
+    `target` is the transformers model that labels; sampling runs on an engine of its own. Rounds are
+    numbered from `first_round`, which a resumed stage takes from its last progress, so that it samples
+    other texts. Raises `ConfigError` when no given prompt can be asked.
     """
-    frame = ChatFrame.of(tokenizer)
+    max_len = min(settings.max_new_tokens + settings.max_prompt_tokens, int(target.config.max_position_embeddings))
+    tokens = 0
+    began = time.monotonic()
+    source = _Source(settings, tokenizer, store, progress, max_prompt_tokens=max_len - settings.max_new_tokens)
     layers = default_feature_layers(target.config.num_hidden_layers) if settings.method == "eagle3" else ()
     labeller = Labeller(
-        target,
-        prefix=frame.before[:-1],
-        top_k=min(settings.top_k, tokenizer.vocab_size),
-        feature_layers=layers,
+        target, prefix=source.prefix, top_k=min(settings.top_k, tokenizer.vocab_size), feature_layers=layers
     )
-    max_len = min(settings.max_new_tokens + _MAX_PROMPT_TOKENS, int(target.config.max_position_embeddings))
-    tokens = skipped = 0
-    began = time.monotonic()
     slots = settings.num_slots
     with engine_for(settings, settings.target, num_slots=slots, max_len=max_len, progress=progress) as engine:
         sampler = Sampler(
@@ -60,40 +76,106 @@ def sample_texts(
             end_ids=frozenset(tokenizer.eos_token_ids),
             num_valid_ids=tokenizer.vocab_size,
         )
-        while True:
-            texts = _round(settings, tokenizer, frame, sampler, first=(store.num_shards + skipped) * slots)
+        for number in itertools.count(first_round):
+            texts = source.texts(sampler, first=number * _ROUND_NUMBERS)
             if texts:
                 store.append(labeller.label(texts), labeller.prefix)
                 tokens += sum(len(one.ids) for one in texts)
-            else:
-                skipped += 1  # prompts that are all too long, or turns too short: those behind them may do
             share = min(1.0, (time.monotonic() - began) / seconds)
-            tell(share, tokens)
+            tell(SamplingProgress(share=share, rounds=number + 1, tokens=tokens))
             if share >= 1:
+                source.tell_left_out()
                 return
 
 
-def _round(
-    settings: DistillSettings, tokenizer: Tokenizer, frame: ChatFrame, sampler: Sampler, *, first: int
-) -> list[SampledText]:
-    """One shard: as many texts as there are slots, answers to given prompts where there are any left."""
-    count = settings.num_slots
-    given = settings.prompts[first : first + count]
-    requests: Iterator[SampleRequest]
-    if given:
-        requests = answer_requests(
-            given, tokenizer, max_new_tokens=settings.max_new_tokens, seed=settings.seed, first=first
+class _Source:
+    """The texts of a round: answers to given prompts while there are any, then to made-up ones."""
+
+    def __init__(
+        self,
+        settings: DistillSettings,
+        tokenizer: Tokenizer,
+        store: RecordStore,
+        progress: Progress,
+        *,
+        max_prompt_tokens: int,
+    ) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._frame = ChatFrame.of(tokenizer)
+        self._end_ids = frozenset(tokenizer.eos_token_ids)
+        self.prefix = _prefix(self._frame, settings, store)
+        asked = set(store.prompts())
+        self._given = PromptQueue(
+            settings.prompts,
+            tokenizer,
+            prefix=self.prefix,
+            max_tokens=max_prompt_tokens,
+            asked=asked,
+            seed=settings.seed,
         )
-    else:
-        turns = list(sampler.run(turn_requests(frame, count=count, seed=settings.seed, first=first)))
-        requests = turns_answered(
-            turns,
-            frame,
-            end_ids=frozenset(tokenizer.eos_token_ids),
-            max_new_tokens=settings.max_new_tokens,
-            seed=settings.seed + first,
+        self._max_prompt_tokens = max_prompt_tokens
+        self._any_given = bool(asked)
+        self._making_up = not settings.prompts
+
+    def texts(self, sampler: Sampler, *, first: int) -> list[SampledText]:
+        """As many as there are slots, numbered from `first`; fewer at the end of the given prompts."""
+        settings, count = self._settings, self._settings.num_slots
+        given = self._given.take(count)
+        requests: Iterator[SampleRequest]
+        if given:
+            self._any_given = True
+            requests = answer_requests(given, max_new_tokens=settings.max_new_tokens, seed=settings.seed, first=first)
+        else:
+            self._make_up()
+            turns = list(sampler.run(turn_requests(self._frame, count=count, seed=settings.seed, first=first)))
+            requests = turns_answered(
+                turns,
+                self._frame,
+                end_ids=self._end_ids,
+                max_new_tokens=settings.max_new_tokens,
+                seed=settings.seed + first,
+            )
+        return list(sampler.run(requests))
+
+    def tell_left_out(self) -> None:
+        """Say how many prompts could not be asked."""
+        if left_out := self._left_out():
+            self._progress(f"prompts left out: {left_out}")
+
+    def _make_up(self) -> None:
+        """Go over to made-up prompts, aloud. Raises `ConfigError` when no given one was any good."""
+        if self._making_up:
+            return
+        if not self._any_given:
+            raise ConfigError(f"prompts: none can be asked: {self._left_out()}")
+        self._progress("every prompt has its answer; the target makes up more")
+        self._making_up = True
+
+    def _left_out(self) -> str:
+        parts = []
+        if self._given.num_too_long:
+            parts.append(f"{self._given.num_too_long} have more than {self._max_prompt_tokens} tokens")
+        if self._given.num_refused:
+            parts.append(f"{self._given.num_refused} do not fit the chat template")
+        return ", ".join(parts)
+
+
+def _prefix(frame: ChatFrame, settings: DistillSettings, store: RecordStore) -> tuple[int, ...]:
+    """What stands before every text and is stored once: the first token alone where prompts have system turns.
+
+    An earlier run may have chosen less. Raises `ConfigError` when it chose more than these prompts share.
+    """
+    own = frame.before[: 1 if has_own_system_turn(settings.prompts) else -1]
+    if not store.num_shards:
+        return own
+    stored = tuple(store.prefix().tolist())
+    if stored != own[: len(stored)]:
+        raise ConfigError(
+            "prompts: some have system turns of their own, which the texts sampled before have not; "
+            "take another --output"
         )
-    return list(sampler.run(requests))
+    return stored
 
 
 @contextmanager

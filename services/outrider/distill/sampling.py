@@ -1,11 +1,13 @@
 """Sample texts from a target through its engine, many at once, each with seeds of its own."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import VerificationRule
-from outrider.decoding.propose import ProposeRow, propose
+from outrider.decoding.propose import ProposeRow, draw
 from outrider.distill.records import PromptClass
 from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine
 
@@ -129,9 +131,18 @@ class Sampler:
             if draws:
                 drawing.append(slot)
         logits = self._engine.forward(ForwardBatch(slices=tuple(slices)))  # [drawing, vocab]
-        tokens = propose(logits, [_row(slot) for slot in drawing], self._num_valid_ids)
-        for slot, token in zip(drawing, tokens, strict=True):
-            slot.new_ids.append(token.token_id)
+        for slot, token_id in zip(drawing, self._draw(logits, [_row(slot) for slot in drawing]), strict=True):
+            slot.new_ids.append(token_id)
+
+    def _draw(self, logits: Tensor, rows: Sequence[ProposeRow]) -> list[int]:
+        """A token for each row. Greedy rows, which are most, are spared the law that the others are drawn from."""
+        drawn = dict[int, int]()
+        for maximum in (True, False):
+            chosen = [index for index, row in enumerate(rows) if row.takes_maximum is maximum]
+            own = logits if len(chosen) == len(rows) else logits[chosen]
+            tokens = draw(own, [rows[index] for index in chosen], self._num_valid_ids)
+            drawn.update(zip(chosen, tokens.token_ids, strict=True))
+        return [drawn[index] for index in range(len(rows))]
 
     def _has_ended(self, slot: _Slot) -> bool:
         if not slot.new_ids:

@@ -1,4 +1,4 @@
-"""What `outrider distill` is asked to do. Standard library only."""
+"""What `outrider distill` is asked to do."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from outrider.core.errors import ConfigError
+from outrider.distill.prompts import Conversation
 from outrider.engine.config import DType
 from outrider.engine.models.prepare import default_cache_dir
 
@@ -37,8 +38,8 @@ class DistillSettings:
     """Becomes a standard Hugging Face folder; what the stages leave lies in `work` below it."""
     minutes: StageMinutes
     method: DistillMethod = "draft_model"
-    prompts: tuple[str, ...] = ()
-    """User turns; without any, the target makes them up behind its own chat template."""
+    prompts: tuple[Conversation, ...] = ()
+    """Without any, the target makes user turns up behind its own chat template."""
     held_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By class, prompts that acceptance is measured on and that nothing is trained on."""
     device: str = "cpu"
@@ -50,6 +51,8 @@ class DistillSettings:
     """Channels of the draft model; None: the target's, whose first layers it then starts from."""
     vocabulary_size: int = 5120
     """Ids that the draft can propose."""
+    max_prompt_tokens: int = 256
+    """Longer prompts are left out; so many times `num_slots` tokens of KV lie in memory."""
     max_new_tokens: int = 112
     num_slots: int = 64
     """Texts sampled at once."""
@@ -61,12 +64,22 @@ class DistillSettings:
     """For the model card."""
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "vocabulary_size", "max_new_tokens", "num_slots", "top_k", "threads"):
+        for name in (
+            "num_layers",
+            "vocabulary_size",
+            "max_prompt_tokens",
+            "max_new_tokens",
+            "num_slots",
+            "top_k",
+            "threads",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is below 1")
         for name, prompts in self.held_out.items():
             if not prompts:
                 raise ConfigError(f"held_out: {name} has no prompts")
+        if self.method == "eagle3" and self.hidden_size is not None:
+            raise ConfigError("hidden_size: of a draft model; a head has the target's channels")
         if not (self.minutes.sample > 0 and self.minutes.train > 0):
             raise ConfigError("minutes: every stage needs some time")
 

@@ -104,6 +104,7 @@ class TrainingLoop:
         self._steps = self._tokens = 0
         self._seconds = 0.0
         self._loss = self._agreement = 0.0
+        self._whole = True
         if checkpoint.is_file():
             self._resume()
 
@@ -118,11 +119,26 @@ class TrainingLoop:
         forward: Callable[[B, float], tuple[Tensor, float]],
         tell: Callable[[TrainingProgress], None],
     ) -> None:
-        """Train until the time is up; `tell` hears of every step.
+        """Train until the time is up; `tell` hears of every step. A requested stop leaves a checkpoint behind.
 
         `forward` takes a batch and the share of the time that has passed, and returns the loss and the
         share of its positions whose likeliest token agrees.
         """
+        try:
+            self._run(batches, forward, tell)
+        except BaseException as stop:
+            # What asks a process to stop is no `Exception`; a step that it cut through is not kept.
+            if self._whole and not isinstance(stop, Exception):
+                self._save()
+            raise
+        self._save()
+
+    def _run(
+        self,
+        batches: Iterable[B],
+        forward: Callable[[B, float], tuple[Tensor, float]],
+        tell: Callable[[TrainingProgress], None],
+    ) -> None:
         saved = began = self._clock()
         before = self._seconds
         for batch in batches:
@@ -137,7 +153,6 @@ class TrainingLoop:
             if now - saved >= self._settings.checkpoint_s:
                 self._save()
                 saved = now
-        self._save()
 
     def report(self, held_out_agreement: float) -> TrainingReport:
         """The figures so far."""
@@ -159,7 +174,9 @@ class TrainingLoop:
             group["lr"] = self._learning_rate(fraction)
         loss.backward()
         nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
+        self._whole = False
         self._optimizer.step()
+        self._whole = True
         self._optimizer.zero_grad(set_to_none=True)
         self._steps += 1
         share = max(0.02, 1 / self._steps)

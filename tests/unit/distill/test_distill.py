@@ -15,8 +15,8 @@ from outrider.core.errors import ConfigError
 from outrider.distill.batches import TextBatches
 from outrider.distill.narrow import make_narrow_student
 from outrider.distill.pipeline import DistillReport, distill
-from outrider.distill.records import PromptClass, RecordStore, TokenKind
-from outrider.distill.sample_stage import sample_texts
+from outrider.distill.prompts import user_turn
+from outrider.distill.records import RecordStore, TokenKind
 from outrider.distill.settings import DistillSettings, StageMinutes
 from outrider.distill.student import kept_layers, make_student
 from outrider.distill.training import Trainer, TrainingSettings
@@ -25,9 +25,8 @@ from outrider.distill.vocabulary import DraftVocabulary
 from outrider.engine.base import ForwardBatch, ForwardSlice
 from outrider.engine.config import EngineConfig
 from outrider.engine.factory import build_engine
-from outrider.engine.tokenizer import Tokenizer
 
-PROMPTS = tuple(f"question {number}?" for number in range(200))
+PROMPTS = tuple(user_turn(f"question {number}?") for number in range(200))
 
 
 def settings(folder: Path, **changes: Any) -> DistillSettings:
@@ -203,30 +202,6 @@ def test_settings_are_checked_by_name(tmp_path: Path, field: str) -> None:
         settings(tmp_path, **{field: 0})
 
 
-def test_prompts_without_room_are_passed_over(tmp_path: Path) -> None:
-    """A whole round of them as well: those behind it are asked for."""
-
-    class EnoughError(Exception):
-        pass
-
-    save_tiny_target(tmp_path / "target")
-    one = settings(tmp_path, prompts=("far too long " * 400,) * 2 + PROMPTS[:2], num_slots=2)
-    store = RecordStore(tmp_path / "records")
-    rounds: list[int] = []
-
-    def tell(share: float, tokens: int) -> None:
-        rounds.append(tokens)
-        if tokens or len(rounds) > 2:
-            raise EnoughError
-
-    target = AutoModelForCausalLM.from_pretrained(str(tmp_path / "target"))
-    tokenizer = Tokenizer(tmp_path / "target")
-    with pytest.raises(EnoughError):
-        sample_texts(one, tokenizer, target, store, seconds=600.0, tell=tell, progress=lambda text: None)
-    assert [text.prompt_class for text in store.texts()] == [PromptClass.GIVEN] * 2
-    assert len(rounds) == 2
-
-
 def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / "s0000.safetensors").write_bytes(b"cut off")
     with pytest.raises(ConfigError, match=r"s0000\.safetensors: cannot read"):
@@ -236,3 +211,60 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
 def test_a_class_without_held_out_prompts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="held_out: code has no prompts"):
         settings(tmp_path, held_out={"code": ()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"method": "eagle3"},
+            "--method: eagle3, but what lies in .*work was made with draft_model; go on with that, or",
+        ),
+        ({"num_layers": 1}, "--layers: 1, but .* made with 2; .*delete training.pt, vocabulary.json there"),
+        ({"vocabulary_size": 50}, "--vocabulary: 50, but"),
+        ({"hidden_size": 32}, "--hidden-size: 32, but"),
+    ],
+)
+def test_what_texts_or_checkpoint_do_not_belong_to_is_refused(
+    made: tuple[Path, DistillReport], changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        run(settings(made[0], **changes))
+
+
+def test_texts_serve_another_training_once_the_old_one_is_deleted(tmp_path: Path) -> None:
+    save_tiny_target(tmp_path / "target")
+    run(settings(tmp_path, held_out={}))
+    for name in ("training.pt", "vocabulary.json"):
+        (tmp_path / "draft" / "work" / name).unlink()
+    report, stages = run(settings(tmp_path, num_layers=1, held_out={}))
+    assert set(stages) == {"train"}
+    assert AutoModelForCausalLM.from_pretrained(str(report.folder)).config.num_hidden_layers == 1
+
+
+def test_a_head_has_no_channels_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="hidden_size: of a draft model"):
+        settings(tmp_path, method="eagle3", hidden_size=32)
+
+
+def test_a_stop_in_training_loses_no_step(tmp_path: Path) -> None:
+    """What asks to stop is no `Exception`; it may come at any moment between two steps' updates."""
+
+    class Stop(BaseException):
+        pass
+
+    save_tiny_target(tmp_path / "target")
+    steps: list[str] = []
+
+    def listen(stage: str, share: float, words: str) -> None:
+        if stage == "train":
+            steps.append(words)
+            if len(steps) == 3:
+                raise Stop
+
+    with pytest.raises(Stop):
+        distill(settings(tmp_path, held_out={}), listen, lambda text: None)
+    state = torch.load(tmp_path / "draft" / "work" / "training.pt", weights_only=True)
+    assert state["steps"] == 3
+    report, _ = run(settings(tmp_path, held_out={}))
+    assert report.training.steps > 3

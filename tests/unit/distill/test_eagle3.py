@@ -16,6 +16,7 @@ from outrider.distill.eagle3_loss import HeadBatch, HeadLossWeights, head_loss, 
 from outrider.distill.eagle3_stage import rotary_of
 from outrider.distill.eagle3_training import HeadTrainer, HeadTraining
 from outrider.distill.pipeline import DistillReport, distill
+from outrider.distill.prompts import user_turn
 from outrider.distill.records import RecordStore
 from outrider.distill.settings import DistillSettings, StageMinutes
 from outrider.engine.base import ForwardBatch, ForwardSlice
@@ -112,7 +113,7 @@ def settings(folder: Path) -> DistillSettings:
         output=folder / "head",
         minutes=StageMinutes(sample=0.001, train=0.03),
         method="eagle3",
-        prompts=tuple(f"question {number}?" for number in range(16)),
+        prompts=tuple(user_turn(f"question {number}?") for number in range(16)),
         held_out={"held": ("What else?", "And then?")},
         dtype="float32",
         vocabulary_size=100,

@@ -30,8 +30,8 @@ class RmsNorm(nn.Module):
         self._eps = eps
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows [..., size] to the same shape."""
-        return rms_norm(rows, (rows.shape[-1],), self.weight, self._eps)
+        """Rows [..., size] to the same shape, in the weight's type: autocast mixes types, which has no fused kernel."""
+        return rms_norm(rows.to(self.weight.dtype), (rows.shape[-1],), self.weight, self._eps)
 
 
 class _Attention(nn.Module):
