@@ -26,7 +26,7 @@ __all__ = ["SERVICER_FUNCTIONS", "Ingress", "running_serve"]
 SERVICER_FUNCTIONS = (
     "outrider.rpc.ingress.add_generation_service",
     "outrider.rpc.ingress.add_model_service",
-    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+    "outrider.rpc.ingress.add_health_service",
 )
 """What Serve's gRPC proxy accepts; the router implements all of it."""
 

@@ -184,15 +184,17 @@ class RouterIngress:
         self, request: health_pb2.HealthListRequest, grpc_context: RayServegRPCContext
     ) -> health_pb2.HealthListResponse:
         """`grpc.health.v1.Health/List`."""
-        return await self._health.list_services()
+        return await self._health.list_services(request, grpc_context)
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, grpc_context: RayServegRPCContext
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """`grpc.health.v1.Health/Watch`."""
-        async with aclosing(self._health.watch(request)) as states:
-            async for state in states:
-                yield state
+        async with aclosing(self._health.watch(request, grpc_context)) as responses:
+            async for response in responses:
+                yield response
+        # As above: the only way out of the loop is a status.
+        yield health_pb2.HealthCheckResponse()
 
     async def abort_here(self, request_id: str, caller: Caller) -> bool:
         """From another router: end a request if it runs here."""
@@ -204,8 +206,8 @@ class RouterIngress:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await pool.refresh()
-                async for state in self._health.watch(health_pb2.HealthCheckRequest()):
-                    if state.status == health_pb2.HealthCheckResponse.SERVING:
+                async for state in self._health.states():
+                    if state == health_pb2.HealthCheckResponse.SERVING:
                         return
         raise EngineUnavailable("; ".join(one.problem for one in pool.statuses()) or "no engine is known")
 

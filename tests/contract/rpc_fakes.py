@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import grpc.aio
 
@@ -12,6 +13,7 @@ from outrider.core.errors import CompatibilityError, EngineUnavailable, Overload
 from outrider.core.link import Capability, DraftEvent, Hello, HelloAck, Ping, Pong, TargetEvent
 from outrider.core.mailbox import AsyncMailbox
 from outrider.rpc.channel_options import Keepalive
+from outrider.rpc.health import Health
 from outrider.rpc.server import RunningServer, ServerOptions, start_server
 
 
@@ -207,6 +209,23 @@ async def proxied(target_port: int) -> AsyncIterator[TcpProxy]:
         yield proxy
     finally:
         await proxy.stop()
+
+
+class HealthOnly:
+    """The health service as a door has it on its class."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        return await self._health.check(request, context)
+
+    async def List(self, request: Any, context: Any) -> Any:
+        return await self._health.list_services(request, context)
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        async for response in self._health.watch(request, context):
+            yield response
 
 
 class Servers:

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
-from tests.contract.rpc_fakes import Servers, eventually
+from tests.contract.rpc_fakes import HealthOnly, Servers, eventually
 
 from outrider.core.dispatch import EngineStatus, SpeculationOutcome, Timings
 from outrider.core.errors import (
@@ -43,7 +43,8 @@ from outrider.rpc.backoff import BackoffOptions
 from outrider.rpc.client import ClientOptions, OutriderClient
 from outrider.rpc.generation_handlers import GenerationHandlers
 from outrider.rpc.generation_servicer import PUBLIC_SERVICES, add_public_services
-from outrider.rpc.health import HEALTH_SERVICE, Health, add_health
+from outrider.rpc.health import Health
+from outrider.rpc.ingress import add_health_service
 from outrider.rpc.server import RunningServer, ServerOptions, start_server
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
@@ -453,7 +454,7 @@ async def test_an_ingress_that_closes_its_generator_aborts_the_request(service: 
 
 async def test_health(servers: Servers) -> None:
     health = Health(PUBLIC_SERVICES)
-    server = await servers.start(lambda server: add_health(server, health))
+    server = await servers.start(lambda server: add_health_service(HealthOnly(health), server))
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = HealthStub(channel)
         ask = health_pb2.HealthCheckRequest(service=PUBLIC_SERVICES[0])
@@ -478,14 +479,14 @@ async def test_health(servers: Servers) -> None:
 
 
 async def test_reflection(service: ScriptedService) -> None:
-    options = ServerOptions(grace_s=0.0, reflection=(*PUBLIC_SERVICES, HEALTH_SERVICE))
+    options = ServerOptions(grace_s=0.0, reflection=(*PUBLIC_SERVICES, "grpc.health.v1.Health"))
     server = await start_server([lambda server: add_public_services(server, service)], options)
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = ServerReflectionStub(channel).ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         response = await call.read()
         names = {one.name for one in response.list_services_response.service}
-        assert names >= {*PUBLIC_SERVICES, HEALTH_SERVICE}
+        assert names >= {*PUBLIC_SERVICES, "grpc.health.v1.Health"}
         call.cancel()
     await server.stop()
 

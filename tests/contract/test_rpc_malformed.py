@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from tests.contract.rpc_fakes import ScriptedDraft, ScriptedEngine, Servers, eventually
+from tests.contract.rpc_fakes import HealthOnly, ScriptedDraft, ScriptedEngine, Servers, eventually
 
 from outrider.core.dispatch import EngineStatus
 from outrider.core.generation import Caller, GenerationAccepted, GenerationEvent, GenerationRequest, TextDelta
@@ -17,8 +17,8 @@ from outrider.rpc.dispatch_client import GrpcEngineSession
 from outrider.rpc.dispatch_server import DispatchServicer
 from outrider.rpc.generation_handlers import GenerationHandlers
 from outrider.rpc.generation_servicer import GenerationServicer, add_public_services
-from outrider.rpc.health import Health, add_health
-from outrider.rpc.ingress import add_generation_service, add_model_service
+from outrider.rpc.health import Health
+from outrider.rpc.ingress import add_generation_service, add_health_service, add_model_service
 from outrider.rpc.link_server import SpeculationServicer
 from outrider.rpc.malformed import Malformed
 from outrider.v1 import dispatch_pb2
@@ -101,7 +101,7 @@ async def test_every_method_refuses_junk_as_invalid(servers: Servers, method: st
     service: GenerationService = Endless()
     server = await servers.start(
         partial(add_public_services, service=service),
-        partial(add_health, health=Health([])),
+        partial(add_health_service, HealthOnly(Health([]))),
         partial(add_DispatchServiceServicer_to_server, DispatchServicer(ScriptedEngine())),
         partial(add_SpeculationServiceServicer_to_server, SpeculationServicer(ScriptedDraft())),
     )
@@ -146,9 +146,10 @@ class Registrar:
 
 def test_serves_proxies_pass_junk_on_and_read_the_rest() -> None:
     registrar = Registrar()
-    for add in (add_generation_service, add_model_service):
+    for add in (add_generation_service, add_model_service, add_health_service):
         add(GenerationServicerOfAnything(), registrar)
     assert "/outrider.v1.GenerationService/StreamGenerate" in registrar.handlers
+    assert "/grpc.health.v1.Health/Watch" in registrar.handlers
     for handler in registrar.handlers.values():
         assert isinstance(handler.request_deserializer(JUNK), Malformed)
     read = registrar.handlers["/outrider.v1.GenerationService/Abort"].request_deserializer

@@ -188,6 +188,14 @@ async def test_health_and_reflection_answer(scripted_cluster: Served) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=10)
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        raw: Any = channel
+        for name in ("Check", "List"):
+            with pytest.raises(grpc.aio.AioRpcError, match="is not a protobuf message") as caught:
+                await raw.unary_unary(f"/grpc.health.v1.Health/{name}")(b"\xff\xff", timeout=10)
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="is not a protobuf message") as caught:
+            [one async for one in raw.unary_stream("/grpc.health.v1.Health/Watch")(b"\xff\xff", timeout=10)]
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
             iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10
         )
