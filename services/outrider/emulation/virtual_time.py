@@ -45,6 +45,8 @@ class VirtualTime:
     `now` is the running actor's time, so one object serves every actor as its clock.
     """
 
+    counts_software = False
+
     def __init__(self) -> None:
         self._now = 0.0
         self._queue: list[tuple[float, int, Actor, int]] = []

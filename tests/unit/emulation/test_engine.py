@@ -25,8 +25,9 @@ GREEDY = SamplingParams(temperature=0.0)
 class CountingClock:
     """Adds up what devices spend."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_software: bool = False) -> None:
         self.spent = 0.0
+        self.counts_software = counts_software
 
     def now(self) -> float:
         return self.spent
@@ -159,6 +160,26 @@ def test_work_of_the_host_beside_the_device_is_free() -> None:
     clock.run(step_s)
     engine.wait()
     assert clock.spent == pytest.approx(3 * step_s), "it was done long ago"
+
+
+def after_host_work(host_s: float, *, counts_software: bool) -> float:
+    """Time from the end of one forward to the end of the next, called so much later."""
+    clock = CountingClock(counts_software=counts_software)
+    engine = target(clock)
+    run(engine, piece(PROMPT))
+    ended = clock.spent
+    clock.run(host_s)
+    run(engine, piece(PROMPT))
+    return clock.spent - ended
+
+
+def test_the_hosts_share_of_a_step_is_not_counted_twice() -> None:
+    step_s = h100_tp4_llama_70b().step_s(rows=5, kv_tokens=5)
+    launch_s = h100_tp4_llama_70b().hardware.launch_s
+    assert after_host_work(0.5 * launch_s, counts_software=True) == pytest.approx(step_s)
+    assert after_host_work(3 * launch_s, counts_software=True) == pytest.approx(step_s + 2 * launch_s)
+    assert after_host_work(step_s, counts_software=True) == pytest.approx(2 * step_s), "it was idle"
+    assert after_host_work(3 * launch_s, counts_software=False) == pytest.approx(step_s + 3 * launch_s)
 
 
 def test_a_forward_that_nobody_waited_for_is_not_lost() -> None:

@@ -11,6 +11,11 @@ _SLEEP_OVERSHOOT_S = 150e-6
 class DeviceClock(Protocol):
     """Time that a device spends."""
 
+    @property
+    def counts_software(self) -> bool:
+        """Whether time passes while software runs, and not only while devices do."""
+        ...
+
     def now(self) -> float:
         """Seconds since an arbitrary start."""
         ...
@@ -22,6 +27,8 @@ class DeviceClock(Protocol):
 
 class WallClock:
     """The machine's own time: a device takes as long as the real one would, and software comes on top."""
+
+    counts_software = True
 
     def now(self) -> float:
         """Seconds."""

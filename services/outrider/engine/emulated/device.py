@@ -37,7 +37,7 @@ class HardwareProfile:
     all_reduce_latency_s: float
     """One all-reduce of a few rows; 0 rows more cost nothing more."""
     launch_s: float
-    """Everything of a step that depends on nothing: launches, sampling, synchronisation."""
+    """The host's part of a step, which depends on nothing: launches, sampling, synchronisation."""
 
     def __post_init__(self) -> None:
         if self.num_devices < 1:

@@ -89,12 +89,17 @@ class EmulatedEngine:
         """Write the tokens; the device is then busy, and `wait` fills the logits [sum of num_logits, vocab_size].
 
         Its time runs from the call on, or from the end of the forward before: what the emulation itself
-        computes stands for no software of a real engine, whose launches are part of the device's time
-        already. `wait` lets the rest of that time pass; what the caller does before it is free, as it
-        would be beside a real device.
+        computes stands for no software of a real engine. `wait` lets the rest of that time pass; what the
+        caller does before it is free, as it would be beside a real device.
+
+        A step's time holds `launch_s` for the host: it draws the tokens of the step before, which needs
+        the device to be done, and launches this one. On a clock that counts software the caller does
+        that for real between two forwards, so that much of the gap between them is this step's own and
+        not added to it a second time. All that the gap holds beyond `launch_s` comes on top; so does
+        all of it where the device has been idle for the length of a step, and is not between two.
         """
+        called = self._clock.now()
         self._fill()  # of a forward that nobody waited for
-        started = max(self._clock.now(), self._ready_at)
         for one in batch.slices:
             self._write(one)
         decided = [place for one in batch.slices for place in self._deciding(one)]
@@ -104,7 +109,7 @@ class EmulatedEngine:
         self.num_forwards += 1
         self.num_rows += batch.num_rows
         self.busy_s += seconds
-        self._ready_at = started + seconds
+        self._ready_at = self._start(called, seconds) + seconds
         return logits
 
     def wait(self) -> None:
@@ -128,6 +133,15 @@ class EmulatedEngine:
 
     def close(self) -> None:
         """Nothing to release."""
+
+    def _start(self, called: float, seconds: float) -> float:
+        """When a forward of so many seconds starts that was called then."""
+        gap = called - self._ready_at
+        if gap <= 0.0:
+            return self._ready_at
+        if not self._clock.counts_software or gap >= seconds:
+            return called
+        return called - min(gap, self._config.device.hardware.launch_s)
 
     def _sleep_until(self, moment: float) -> None:
         left = moment - self._clock.now()
