@@ -32,45 +32,50 @@ class DevicePlan:
     plan: MemoryPlan
 
 
+Device = Literal["cuda", "cpu"]
 Progress = Callable[[str], None]
-PlanMaker = Callable[[Settings, Environment, int, Progress], DevicePlan | None]
+MemoryOf = Callable[[Device], int]
+"""Bytes of one GPU, or of the system. Asked only for devices that the deployment fills."""
+PlanMaker = Callable[[Settings, Environment, MemoryOf, Progress], DevicePlan | None]
 
 
-def plans_of(settings: Settings, environment: Environment, memory_bytes: int, progress: Progress) -> list[DevicePlan]:
-    """One plan per kind of device; `memory_bytes` is what one GPU has, or the system without GPUs.
+def plans_of(settings: Settings, environment: Environment, memory_of: MemoryOf, progress: Progress) -> list[DevicePlan]:
+    """One plan per kind of device.
 
     Raises `ConfigError` with the number to change when something does not fit. An engine
     without weights has no bytes to count: no plans.
     """
     makers = (target_plan, draft_plan)
-    plans = [make(settings, environment, memory_bytes, progress) for make in makers]
+    plans = [make(settings, environment, memory_of, progress) for make in makers]
     return [one for one in plans if one is not None]
 
 
 def target_plan(
-    settings: Settings, environment: Environment, memory_bytes: int, progress: Progress
+    settings: Settings, environment: Environment, memory_of: MemoryOf, progress: Progress
 ) -> DevicePlan | None:
     """The device of rank 0; without GPUs the draft lives on it too. As `plans_of`."""
     if not settings.engine.has_weights:
         return None
     sizes = _sizes(settings.model.name, environment, progress)
-    target = _target(settings, sizes, memory_bytes, environment, progress)
+    device: Device = "cuda" if settings.target.gpus_per_rank else "cpu"
+    target = _target(settings, sizes, device, memory_of, environment, progress)
     if target.device == "cuda":
         return _named("the GPU of rank 0", sizes, target)
     draft = settings.active_draft
-    load = None if draft is None else _draft(settings, draft, target, environment, progress)[0]
-    return _named("system memory", sizes, target, load)
+    if draft is None or draft.num_gpus:
+        return _named("system memory", sizes, target)
+    return _named("system memory", sizes, target, _draft(settings, draft, target, environment, progress)[0])
 
 
 def draft_plan(
-    settings: Settings, environment: Environment, memory_bytes: int, progress: Progress
+    settings: Settings, environment: Environment, memory_of: MemoryOf, progress: Progress
 ) -> DevicePlan | None:
     """The draft's own GPU; None where it has none. As `plans_of`."""
     draft = settings.active_draft
     if not settings.engine.has_weights or draft is None or not draft.num_gpus:
         return None
     sizes = _sizes(settings.model.name, environment, progress)
-    target = _target(settings, sizes, memory_bytes, environment, progress)
+    target = _target(settings, sizes, "cuda", memory_of, environment, progress)
     load, own = _draft(settings, draft, target, environment, progress)
     return _named("the draft's GPU", load.sizes, own)
 
@@ -82,8 +87,7 @@ def check_start(make_plan: PlanMaker, settings: Settings, environment: Environme
     """
     if not settings.engine.has_weights:
         return None  # nothing to ask a device about, which may not be there
-    device: Literal["cuda", "cpu"] = "cuda" if settings.target.gpus_per_rank else "cpu"
-    one = make_plan(settings, environment, device_memory_bytes(device), log)
+    one = make_plan(settings, environment, device_memory_bytes, log)
     if one is not None:
         log(f"{one.device}: {one.plan.summary()}")
     return one
@@ -110,7 +114,7 @@ def sized_draft(
         return config
     if own is not None:
         return replace(config, num_blocks=own.plan.num_blocks)
-    shared = target_plan(settings, environment, device_memory_bytes("cpu"), log)
+    shared = target_plan(settings, environment, device_memory_bytes, log)
     if shared is None:
         return config
     positions = shared.plan.num_blocks * settings.target.kv.block_size
@@ -133,18 +137,24 @@ def _sizes(name: str, environment: Environment, progress: Progress) -> ModelSize
 
 
 def _target(
-    settings: Settings, sizes: ModelSizes, memory_bytes: int, environment: Environment, progress: Progress
+    settings: Settings,
+    sizes: ModelSizes,
+    device: Device,
+    memory_of: MemoryOf,
+    environment: Environment,
+    progress: Progress,
 ) -> MemorySettings:
+    """The target's work on this kind of device."""
     target = settings.target
     draft, feature_bytes = settings.active_draft, 0
     if draft is not None and draft.method == "eagle3":
         # In bfloat16, already fused to the head's width.
         feature_bytes = 2 * _sizes(draft.model, environment, progress).hidden_size
-    on_gpu = bool(target.gpus_per_rank)
+    on_gpu = device == "cuda"
     memory = MemorySettings(
-        memory_bytes=memory_bytes,
+        memory_bytes=memory_of(device),
         gpu_memory_utilization=target.gpu_memory_utilization,
-        device="cuda" if on_gpu else "cpu",
+        device=device,
         dtype=settings.model.dtype,
         tensor_parallel_size=target.tensor_parallel_size,
         max_model_len=settings.model.max_model_len,

@@ -90,8 +90,14 @@ def _configured(
     if utilization is not None:
         target = settings.target.model_copy(update={"gpu_memory_utilization": utilization})
         settings = settings.model_copy(update={"target": target})
-    device: Literal["cuda", "cpu"] = "cuda" if settings.target.gpus_per_rank else "cpu"
-    return plans_of(settings, environment, _memory(device, memory_gib), progress)
+    draft = settings.active_draft
+    gpus = settings.target.gpus_per_rank or (draft is not None and draft.num_gpus)
+
+    def memory_of(device: Literal["cuda", "cpu"]) -> int:
+        # The option is about GPUs where there is one.
+        return _memory(device, None if gpus and device == "cpu" else memory_gib)
+
+    return plans_of(settings, environment, memory_of, progress)
 
 
 def _described(

@@ -1,6 +1,7 @@
 """Plans of whole deployments, the command that prints them, and the refusal to start."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ def config_file(folder: Path, name: str, config: dict[str, Any]) -> str:
 @pytest.fixture
 def environment(tmp_path: Path) -> Environment:
     return Environment(cache_dir=tmp_path / "cache", auth_token="")
+
+
+def memory_of(num_bytes: int) -> Callable[[str], int]:
+    """Every device has so much."""
+    return lambda device: num_bytes
 
 
 @pytest.fixture
@@ -73,7 +79,7 @@ def laptop(tmp_path: Path) -> Settings:
 
 
 def test_target_and_draft_have_a_plan_each(reference: Settings, environment: Environment) -> None:
-    target, draft = plans_of(reference, environment, round(CARD_GIB * GIB), lambda _: None)
+    target, draft = plans_of(reference, environment, memory_of(round(CARD_GIB * GIB)), lambda _: None)
     assert (target.device, draft.device) == ("the GPU of rank 0", "the draft's GPU")
     assert target.plan.num_blocks == 24 * GIB // (2 * 80 * 256 * 2 * 128 * 2) == 1228
     assert draft.plan.num_blocks == 32 * GIB // (2 * 16 * 256 * 8 * 64 * 2) == 4096
@@ -84,18 +90,18 @@ def test_a_pool_that_does_not_fit_is_refused_with_the_one_that_does(
     reference: Settings, environment: Environment
 ) -> None:
     with pytest.raises(ConfigError, match=r"^the GPU of rank 0: memory: .*lower num_blocks to \d+"):
-        plans_of(reference, environment, 60 * GIB, lambda _: None)
+        plans_of(reference, environment, memory_of(60 * GIB), lambda _: None)
 
 
 def test_a_laptop_has_one_memory_for_everything(laptop: Settings, environment: Environment) -> None:
-    (one,) = plans_of(laptop, environment, 8 * GIB, lambda _: None)
+    (one,) = plans_of(laptop, environment, memory_of(8 * GIB), lambda _: None)
     assert one.device == "system memory"
     names = [item.name for item in one.plan.items]
     assert {"sharded weights", "draft sharded weights", "draft KV"} <= set(names)
     assert "CUDA graphs" not in names
     assert one.plan.max_sequences(2048) == 4
     with pytest.raises(ConfigError, match="system memory: memory: "):
-        plans_of(laptop, environment, 2 * GIB, lambda _: None)
+        plans_of(laptop, environment, memory_of(2 * GIB), lambda _: None)
 
 
 def test_a_start_logs_its_plan_in_one_line_or_is_refused(laptop: Settings, environment: Environment) -> None:
@@ -110,6 +116,35 @@ def test_a_start_logs_its_plan_in_one_line_or_is_refused(laptop: Settings, envir
     assert lines == [line]
 
 
+def test_the_draft_is_planned_for_its_own_kind_of_device(
+    laptop: Settings, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert laptop.draft is not None
+    # A target on the CPU whose draft has a GPU, without a number of blocks.
+    draft = type(laptop.draft).model_validate(laptop.draft.model_dump(exclude={"kv", "quantization"}) | {"num_gpus": 1})
+    settings = laptop.model_copy(update={"draft": draft})
+    asked: list[str] = []
+
+    def memory_bytes(device: str) -> int:
+        asked.append(device)
+        return {"cuda": 4, "cpu": 8}[device] * GIB
+
+    target, own = plans_of(settings, environment, memory_bytes, lambda _: None)
+    assert (target.device, target.plan.settings.memory_bytes) == ("system memory", 8 * GIB)
+    assert "draft sharded weights" not in {item.name for item in target.plan.items}
+    assert own.device == "the draft's GPU"
+    assert (own.plan.settings.device, own.plan.settings.memory_bytes) == ("cuda", 4 * GIB)
+    assert own.plan.left_bytes < own.plan.block_bytes, "the GPU is the draft's alone"
+    monkeypatch.setattr(memory, "device_memory_bytes", memory_bytes)
+    config = draft_engine_config(settings, draft, environment)
+    sized = memory.sized_draft(config, settings, draft, environment, lambda _: None)
+    assert (sized.device, sized.num_blocks) == ("cuda", own.plan.num_blocks)
+    # Without its GPU, nobody is asked about one: it may not be there.
+    asked.clear()
+    plans_of(laptop, environment, memory_bytes, lambda _: None)
+    assert set(asked) == {"cpu"}
+
+
 def unsized(settings: Settings) -> Settings:
     """The same deployment, whose pools get what fits."""
     assert settings.draft is not None
@@ -120,7 +155,7 @@ def test_a_gpu_pool_that_nobody_sized_takes_what_is_left(reference: Settings, en
     settings = unsized(reference)
     assert settings.draft is not None
     assert (settings.target.kv.block_size, settings.draft.kv.block_size) == (256, 256)
-    target, draft = plans_of(settings, environment, round(CARD_GIB * GIB), lambda _: None)
+    target, draft = plans_of(settings, environment, memory_of(round(CARD_GIB * GIB)), lambda _: None)
     for one in (target, draft):
         assert 0 <= one.plan.left_bytes < one.plan.block_bytes
     assert target.plan.num_blocks > 1228
@@ -136,7 +171,7 @@ def test_cpu_pools_that_nobody_sized_take_a_share(
     start = (environment, lambda line: None)
     target_config = memory.sized_target(target_engine_config(settings, environment), settings, *start)
     draft_config = memory.sized_draft(draft_engine_config(settings, draft, environment), settings, draft, *start)
-    (one,) = plans_of(settings, environment, 16 * GIB, lambda _: None)
+    (one,) = plans_of(settings, environment, memory_of(16 * GIB), lambda _: None)
     assert target_config.num_blocks == draft_config.num_blocks == one.plan.num_blocks
     assert one.plan.block_bytes * (one.plan.num_blocks + 1) > 0.25 * one.plan.settings.usable_bytes >= one.plan.kv_bytes
     sized = memory.sized_target(target_engine_config(laptop, environment), laptop, *start)
@@ -161,7 +196,7 @@ async def test_a_draft_that_runs_alone_is_sized_like_any_other(
     monkeypatch.setattr(draft_alone, "own_address", lambda: "127.0.0.1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert await draft_alone.DraftAlone(unsized(laptop)).start() == "127.0.0.1:1"
-    (plan,) = plans_of(unsized(laptop), environment, 16 * GIB, lambda _: None)
+    (plan,) = plans_of(unsized(laptop), environment, memory_of(16 * GIB), lambda _: None)
     assert [one.num_blocks for one in configs] == [plan.plan.num_blocks]
 
 
@@ -173,7 +208,7 @@ def test_a_scripted_engine_has_no_bytes_to_count(environment: Environment) -> No
             "target": {"kv": {"num_blocks": 8}},
         }
     )
-    assert plans_of(settings, environment, 1, lambda _: None) == []
+    assert plans_of(settings, environment, memory_of(1), lambda _: None) == []
 
 
 def test_a_container_limit_counts_as_the_memory(tmp_path: Path) -> None:
