@@ -1,5 +1,7 @@
 """Errors that cross a boundary. `rpc.errors` maps each class to one gRPC status, in one table."""
 
+from collections.abc import Callable, Mapping
+
 __all__ = [
     "CompatibilityError",
     "ConfigError",
@@ -18,7 +20,15 @@ __all__ = [
 
 
 class OutriderError(Exception):
-    """Base of every error that Outrider raises on purpose."""
+    """Base of every error that Outrider raises on purpose.
+
+    Survives pickling as it is, so a subclass may take whatever arguments it likes. An exception is
+    pickled by its message otherwise, with which its class is called again: one with fields would come
+    back as a `TypeError`, or with its words twice.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., "OutriderError"], tuple[object, ...]]:
+        return _restored, (type(self), self.args, self.__dict__)
 
 
 class InvalidRequest(OutriderError):
@@ -78,10 +88,6 @@ class EngineUnavailable(OutriderError):
         super().__init__(f"engine unavailable: {cause}")
         self.cause = cause
 
-    def __reduce__(self) -> tuple[type["EngineUnavailable"], tuple[str]]:
-        # Pickled by its message, it would come back with the prefix twice.
-        return type(self), (self.cause,)
-
 
 class ConfigError(OutriderError):
     """A setting, or the product of several settings, cannot work."""
@@ -93,3 +99,9 @@ class CompatibilityError(OutriderError):
 
 class ProtocolError(OutriderError):
     """The peer sent a message that the protocol does not allow."""
+
+
+def _restored(kind: type[OutriderError], args: tuple[object, ...], fields: Mapping[str, object]) -> OutriderError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
