@@ -17,7 +17,7 @@ from outrider_cluster.router_deployment import RouterIngress
 from outrider_cluster.scaling import autoscaling_config
 from outrider_cluster.sections import DraftSettings
 from outrider_cluster.sections.base import Scaled
-from outrider_cluster.settings import Settings, load_settings
+from outrider_cluster.settings import Settings, load_settings, settings_of
 from outrider_cluster.target_deployment import TargetFront
 
 __all__ = ["APPLICATION", "DRAFT", "ROUTER", "TARGET", "build", "build_app", "user_configs"]
@@ -35,13 +35,13 @@ def build(args: dict[str, Any]) -> Application:
     """For Serve's configuration files: `import_path: outrider_cluster.app:build`.
 
     `args` holds either `settings`, the content of a configuration, or `config`, the path of one.
-    Raises `ConfigError`.
+    Raises `ConfigError` naming the field.
     """
     if set(args) == {"settings"}:
-        return build_app(Settings.model_validate(args["settings"]))
-    if set(args) == {"config"}:
+        return build_app(settings_of(args["settings"], origin="args.settings"))
+    if set(args) == {"config"} and isinstance(args["config"], str):
         return build_app(load_settings(Path(args["config"])))
-    raise ConfigError(f"args: give settings or config, not {sorted(args)}")
+    raise ConfigError(f"args: give settings (a mapping) or config (a path), and nothing else, not {sorted(args)}")
 
 
 def user_configs(settings: Settings) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from outrider_cluster.app import APPLICATION, user_configs
 from outrider_cluster.live import fixed_difference
 from outrider_cluster.ray_runtime import SERVICER_FUNCTIONS
 from outrider_cluster.scaling import application_policy
-from outrider_cluster.settings import Settings
+from outrider_cluster.settings import Settings, settings_of
 
 __all__ = ["as_rayservice_patch", "as_yaml", "declaration", "deployed_settings"]
 
@@ -64,9 +64,10 @@ def deployed_settings(path: Path) -> Settings:
         if value.get("kind") == "RayService":
             value = yaml.safe_load(value["spec"]["serveConfigV2"])
         (application,) = (one for one in value["applications"] if one["name"] == APPLICATION)
-        return Settings.model_validate(application["args"]["settings"])
+        settings = application["args"]["settings"]
     except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: not a declaration of application {APPLICATION}: {error}") from error
+    return settings_of(settings, origin=f"{path}: args.settings")
 
 
 def as_yaml(declared: dict[str, Any]) -> str:

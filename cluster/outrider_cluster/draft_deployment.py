@@ -17,7 +17,7 @@ from outrider_cluster.node import own_address
 from outrider_cluster.observability import Role, configure_logs, draft_tracer, provider_for
 from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.sections import DraftSettings
-from outrider_cluster.settings import Settings
+from outrider_cluster.settings import Settings, settings_of
 
 if TYPE_CHECKING:
     from outrider_cluster.draft_runtime import DraftRuntime
@@ -48,7 +48,7 @@ class DraftReplica:
 
         The old one drains at once, and targets decode plainly until the new one serves.
         """
-        settings = Settings.model_validate(user_config)
+        settings = settings_of(user_config, origin="user_config")
         draft = settings.active_draft
         if draft is None:
             raise ValueError("draft: is not enabled")

@@ -43,7 +43,7 @@ from outrider_cluster.http_ingress import AsgiAnswer, closed
 from outrider_cluster.key_file import KeyFollower
 from outrider_cluster.observability import Role, configure_logs, provider_for, request_tracer
 from outrider_cluster.ray_metrics import RayMetricSink
-from outrider_cluster.settings import Environment, Settings
+from outrider_cluster.settings import Environment, Settings, settings_of
 
 __all__ = ["RouterIngress"]
 
@@ -84,7 +84,7 @@ class RouterIngress:
 
         Another model takes another router: what ran here fails as retryable.
         """
-        settings = Settings.model_validate(user_config)
+        settings = settings_of(user_config, origin="user_config")
         configure_logs(settings.telemetry, Role.ROUTER, self._context.replica_id.unique_id)
         await self._keys.apply(settings.security)
         before, self._settings = self._settings, settings

@@ -32,7 +32,7 @@ from outrider_cluster.sections import (
     TargetSettings,
     TelemetrySettings,
 )
-from outrider_cluster.yaml_source import YamlSource
+from outrider_cluster.yaml_source import YamlSource, field_problem
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -46,6 +46,7 @@ __all__ = [
     "parse_settings",
     "prepare_command",
     "prepare_environment",
+    "settings_of",
 ]
 
 _DEFAULT_PRESET = "laptop.yaml"
@@ -272,6 +273,18 @@ def parse_settings(text: str, *, origin: str) -> Settings:
     except ValidationError as error:
         problems = [source.describe(one["loc"], _in_words(one)) for one in error.errors(include_url=False)]
         raise ConfigError("\n".join(problems)) from error
+
+
+def settings_of(value: object, *, origin: str) -> Settings:
+    """Settings from the content of a configuration that is no text any more; `origin` names it in errors.
+
+    Raises `ConfigError` with the field of every problem.
+    """
+    try:
+        return Settings.model_validate(value)
+    except ValidationError as error:
+        problems = [field_problem(one["loc"], _in_words(one)) for one in error.errors(include_url=False)]
+        raise ConfigError("\n".join(f"{origin}: {one}" for one in problems)) from error
 
 
 def _in_words(problem: "ErrorDetails") -> str:

@@ -24,7 +24,7 @@ from outrider_cluster.observability import Role, configure_logs
 from outrider_cluster.ray_group import RayRankGroup
 from outrider_cluster.ray_metrics import RayMetricSink
 from outrider_cluster.scaling import DEMAND
-from outrider_cluster.settings import Settings
+from outrider_cluster.settings import Settings, settings_of
 
 __all__ = ["TargetFront"]
 
@@ -63,7 +63,7 @@ class TargetFront:
         which serve counts as running only when it serves too, or has failed: a rolling change must not
         end an engine for one that still loads.
         """
-        settings = Settings.model_validate(user_config)
+        settings = settings_of(user_config, origin="user_config")
         before, self._settings = self._settings, settings
         configure_logs(settings.telemetry, Role.FRONT, self._replica_id)
         if before is not None and fixed_difference(before, settings) is None:

@@ -7,7 +7,13 @@ import yaml
 
 from outrider.core.errors import ConfigError
 
-__all__ = ["YamlSource"]
+__all__ = ["YamlSource", "field_problem"]
+
+
+def field_problem(location: Sequence[int | str], problem: str) -> str:
+    """The dotted field, if it is about one, and what is wrong with it."""
+    text = problem.removeprefix("Value error, ")
+    return ": ".join([*([".".join(str(part) for part in location)] if location else []), text])
 
 
 class YamlSource:
@@ -34,9 +40,8 @@ class YamlSource:
 
     def describe(self, location: Sequence[int | str], problem: str) -> str:
         """One line: file, line, dotted field, problem. The line is that of the nearest key in the file."""
-        field = ".".join(str(part) for part in location)
-        text = problem.removeprefix("Value error, ")
-        return f"{self._origin}:{self._line(location)}: {field}: {text}" if field else f"{self._origin}: {text}"
+        line = f":{self._line(location)}" if location else ""
+        return f"{self._origin}{line}: {field_problem(location, problem)}"
 
     def _line(self, location: Sequence[int | str]) -> int:
         node, line = self._root, 1

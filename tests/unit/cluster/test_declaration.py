@@ -7,6 +7,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from outrider.core.errors import ConfigError
+from outrider_cluster.app import build
 from outrider_cluster.declaration import as_rayservice_patch, as_yaml, declaration, deployed_settings
 from outrider_cluster.settings import Settings, parse_settings
 
@@ -61,3 +62,26 @@ def test_a_file_that_declares_nothing_of_ours_is_refused(text: str, tmp_path: Pa
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"x\.yaml: not a declaration of application outrider"):
         deployed_settings(path)
+
+
+WRONG = {"model": {"name": "m", "max_model_len": -1}, "target": {"max_num_sequences": 4}}
+PROBLEMS = (
+    "args.settings: model.max_model_len: Input should be greater than 0",
+    "args.settings: target.max_num_sequences: unknown key; did you mean max_num_seqs?",
+)
+
+
+def test_serve_is_told_the_field_that_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build({"settings": WRONG})
+    assert str(refused.value).splitlines() == list(PROBLEMS)
+    with pytest.raises(ConfigError, match=r"args\.settings: Input should be"):
+        build({"settings": ["m"]})
+    for args in ({}, {"config": 3}, {"config": "a.yaml", "settings": {}}):
+        with pytest.raises(ConfigError, match="args: give settings"):
+            build(args)
+    path = tmp_path / "declared.yaml"
+    path.write_text(yaml.dump({"applications": [{"name": "outrider", "args": {"settings": WRONG}}]}))
+    with pytest.raises(ConfigError) as refused:
+        deployed_settings(path)
+    assert str(refused.value).splitlines() == [f"{path}: {one}" for one in PROBLEMS]
