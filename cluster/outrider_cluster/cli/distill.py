@@ -42,7 +42,8 @@ PromptFile = Annotated[
 ]
 HeldOut = Annotated[str, typer.Option(help="Prompt sets that acceptance is measured on, comma-separated; or none.")]
 HiddenSize = Annotated[
-    int | None, typer.Option(help="Channels of the draft model; fewer than the target's means layers from scratch.")
+    int | None,
+    typer.Option(min=1, help="Channels of a draft model; fewer than the target's means layers from scratch."),
 ]
 DType = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of sampling and evaluation.")]
 
@@ -53,16 +54,16 @@ def distill(
     prompts: PromptFile = None,
     minutes: Annotated[float, typer.Option(help="For everything, about.")] = 60.0,
     method: Method = "draft_model",
-    layers: Annotated[int, typer.Option(help="Of a draft model; they start from the target's.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="Of a draft model; they start from the target's.")] = 4,
     hidden_size: HiddenSize = None,
-    vocabulary: Annotated[int, typer.Option(help="Ids that the draft can propose.")] = 5120,
-    max_prompt_tokens: Annotated[int, typer.Option(help="Longer prompts are left out.")] = 256,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of a sampled answer.")] = 112,
-    slots: Annotated[int, typer.Option(help="Texts sampled at once.")] = 64,
+    vocabulary: Annotated[int, typer.Option(min=1, help="Ids that the draft can propose.")] = 5120,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are left out.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a sampled answer.")] = 112,
+    slots: Annotated[int, typer.Option(min=1, help="Texts sampled at once.")] = 64,
     held_out: HeldOut = _SETS,
     device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
     dtype: DType = "bfloat16",
-    threads: Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads; default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Of prompts, texts and training.")] = 1,
 ) -> None:
     """Sample a target's answers, train a draft on them, measure its acceptance. Stages resume."""

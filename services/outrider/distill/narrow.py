@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.core.errors import ConfigError
 
-__all__ = ["make_narrow_student", "principal_components"]
+__all__ = ["make_narrow_student", "narrow_config", "principal_components"]
 
 
 def principal_components(table: Tensor, count: int) -> Tensor:
@@ -23,15 +23,12 @@ def principal_components(table: Tensor, count: int) -> Tensor:
     return components
 
 
-def make_narrow_student(target: Any, *, num_layers: int, hidden_size: int) -> tuple[PreTrainedModel, Tensor]:
-    """A float32 model of the target's kind with fewer channels, and the projection of hidden states to it.
+def narrow_config(target_config: Any, *, num_layers: int, hidden_size: int) -> Any:
+    """The target's configuration with fewer channels, and heads in proportion.
 
-    Embeddings and output head are the target's, projected to their principal components, and frozen:
-    the head applied to a projected hidden state [.., width] @ projection [width, hidden_size] comes as
-    near to the target's logits as so few channels can. Layers start at random. Raises `ConfigError`
-    when the width cannot be had.
+    Raises `ConfigError` when the width cannot be had.
     """
-    config: Any = copy.deepcopy(target.config)
+    config: Any = copy.deepcopy(target_config)
     width = int(config.hidden_size)
     if not 1 <= hidden_size < width:
         raise ConfigError(f"hidden_size: {hidden_size} is outside [1, {width}), the target's channels")
@@ -45,6 +42,18 @@ def make_narrow_student(target: Any, *, num_layers: int, hidden_size: int) -> tu
     config.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = config.layer_types[:num_layers]
+    return config
+
+
+def make_narrow_student(target: Any, *, num_layers: int, hidden_size: int) -> tuple[PreTrainedModel, Tensor]:
+    """A float32 model of the target's kind with fewer channels, and the projection of hidden states to it.
+
+    Embeddings and output head are the target's, projected to their principal components, and frozen:
+    the head applied to a projected hidden state [.., width] @ projection [width, hidden_size] comes as
+    near to the target's logits as so few channels can. Layers start at random. Raises `ConfigError`
+    when the width cannot be had.
+    """
+    config = narrow_config(target.config, num_layers=num_layers, hidden_size=hidden_size)
     student: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     head = target.get_output_embeddings().weight.detach().float()
     projection = principal_components(head, hidden_size)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from outrider.core.errors import ConfigError
@@ -16,13 +16,15 @@ from outrider.distill.eagle3_evaluation import evaluate_head
 from outrider.distill.eagle3_stage import train_head
 from outrider.distill.evaluate_stage import EVALUATED_K, evaluate_draft
 from outrider.distill.evaluation import ClassAcceptance
+from outrider.distill.narrow import narrow_config
 from outrider.distill.records import RecordStore
 from outrider.distill.run_state import RunState, SampledSoFar
 from outrider.distill.sample_stage import SamplingProgress, sample_texts
 from outrider.distill.settings import DistillSettings
+from outrider.distill.student import kept_layers
 from outrider.distill.train_stage import train_draft
 from outrider.distill.training_loop import TrainingProgress, TrainingReport
-from outrider.engine.loading import check_supported
+from outrider.engine.loading import load_config
 from outrider.engine.models.catalogue import is_packaged, packaged_model, shipped_draft
 from outrider.engine.models.prepare import Progress
 from outrider.engine.models.resolve import resolve
@@ -57,6 +59,7 @@ def distill(settings: DistillSettings, listen: StageListener, progress: Progress
 
 def _distill(settings: DistillSettings, listen: StageListener, progress: Progress) -> DistillReport:
     folder = resolve(settings.target, settings.cache_dir, progress)
+    _check(settings, load_config(folder))
     tokenizer = Tokenizer(folder)
     try:
         settings.work.mkdir(parents=True, exist_ok=True)
@@ -83,6 +86,19 @@ def _distill(settings: DistillSettings, listen: StageListener, progress: Progres
         acceptance = evaluate_draft(settings, tokenizer, tell=tell_evaluation, progress=progress)
     write_card(settings, store, training, acceptance, licence=_licence(settings, folder), k=EVALUATED_K)
     return DistillReport(folder=settings.output, training=training, acceptance=tuple(acceptance))
+
+
+def _check(settings: DistillSettings, target_config: Any) -> None:
+    """Raise `ConfigError` for what would show only when texts have been sampled for an hour."""
+    try:
+        torch.empty(0, device=settings.device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device: {settings.device}: {str(error).splitlines()[0]}") from error
+    if settings.method == "draft_model":
+        if settings.hidden_size in (None, target_config.hidden_size):
+            kept_layers(target_config.num_hidden_layers, settings.num_layers)
+        else:
+            narrow_config(target_config, num_layers=settings.num_layers, hidden_size=settings.hidden_size)
 
 
 def _sample(
@@ -124,7 +140,6 @@ def _sample(
 def _load(folder: Path, settings: DistillSettings) -> Any:
     """The target as a plain transformers model: it labels, and the draft starts from its layers."""
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.dtype]
-    check_supported(AutoConfig.from_pretrained(str(folder), local_files_only=True))
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
     return model.to(settings.device).eval()
 

@@ -183,17 +183,10 @@ def test_a_narrow_draft_starts_from_principal_components(tmp_path: Path) -> None
         make_narrow_student(target, num_layers=2, hidden_size=64)
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"num_layers": 9}, "num_layers: 9 is outside"),
-        ({"prompts": PROMPTS[:1], "num_slots": 1}, "too few to train on"),
-    ],
-)
-def test_what_cannot_work_is_said(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+def test_one_text_is_too_little_to_train_on(tmp_path: Path) -> None:
     save_tiny_target(tmp_path / "target")
-    with pytest.raises(ConfigError, match=problem):
-        run(settings(tmp_path, **changes, minutes=StageMinutes(sample=1e-9, train=0.01)))
+    with pytest.raises(ConfigError, match="too few to train on"):
+        run(settings(tmp_path, prompts=PROMPTS[:1], num_slots=1, minutes=StageMinutes(sample=1e-9, train=0.01)))
 
 
 @pytest.mark.parametrize("field", ["num_layers", "vocabulary_size", "num_slots", "top_k", "threads"])
@@ -268,3 +261,20 @@ def test_a_stop_in_training_loses_no_step(tmp_path: Path) -> None:
     assert state["steps"] == 3
     report, _ = run(settings(tmp_path, held_out={}))
     assert report.training.steps > 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_layers": 9}, "num_layers: 9 is outside"),
+        ({"hidden_size": 640}, "hidden_size: 640 is outside"),
+        ({"device": "nowhere"}, "device: nowhere: "),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_sampled(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    save_tiny_target(tmp_path / "target")
+    with pytest.raises(ConfigError, match=problem):
+        run(settings(tmp_path, **changes))
+    assert not (tmp_path / "draft").exists()
