@@ -23,6 +23,7 @@ from outrider.core.dispatch import (
     SequenceSubmit,
     SpeculationOutcome,
 )
+from outrider.core.errors import Overloaded
 from outrider.core.sequence import Finish, FinishReason
 from outrider.core.speculation import SpeculationMode, SpeculationReason, SpeculationStats
 from outrider.core.verdict import TokenLogprobs
@@ -30,6 +31,7 @@ from outrider.router.api_keys import ApiKey, KeyRing, digest_of
 from outrider.router.limits import AdmissionLimits, KeyLimits, RouterLimits
 from outrider.router.openai.door import DoorOptions, OpenAIDoor
 from outrider.router.openai.event_stream import EventStream
+from outrider.router.openai.failures import as_response, failure_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -151,7 +153,11 @@ async def test_a_chat(http: Http) -> None:
 
 
 async def test_a_chat_in_parts_as_benchmarks_send_it(http: Http) -> None:
-    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    parts = [
+        {"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}},
+        {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}, "annotations": []},
+    ]
+    messages = [{"role": "user", "content": parts}]
     body = {
         "model": "toy",
         "messages": messages,
@@ -375,6 +381,11 @@ async def test_the_model_is_listed(http: Http) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0].content[0].type",
         ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "language": "fr"}]}]},
+            "messages[0].content[0].language",
+        ),
     ],
 )
 async def test_a_bad_request_names_the_clients_own_field(
@@ -403,6 +414,7 @@ async def test_routes_that_do_not_exist(http: Http) -> None:
         (await http.raw.get("/v1/completions"), 405),
     ):
         assert (response.status_code, response.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert response.headers["allow"] == "POST"
 
 
 async def test_another_model_is_not_found(http: Http) -> None:
@@ -445,6 +457,11 @@ async def test_a_full_router_refuses() -> None:
             await http.other.completions.create(model="toy", prompt="hi")
         http.end(submit)
         await running
+
+
+def test_a_client_that_waits_as_told_does_not_come_early() -> None:
+    response = as_response(failure_of(Overloaded("full", retry_after_s=0.1204)))
+    assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("1", "121")
 
 
 async def test_running_ids_are_those_of_a_key(http: Http) -> None:

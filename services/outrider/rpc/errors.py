@@ -7,6 +7,7 @@ to the log under that id and nowhere else.
 """
 
 import logging
+import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ def status_of(error: BaseException) -> CallStatus:
     details.details.append(_packed(ErrorInfo(reason=kind.__name__, domain=_DOMAIN, metadata=facts)))
     trailing: list[Metadatum] = []
     if isinstance(error, Overloaded):
-        milliseconds = max(round(error.retry_after_s * 1e3), 0)
+        milliseconds = max(math.ceil(error.retry_after_s * 1e3), 0)  # who comes back early is refused again
         delay = Duration(seconds=milliseconds // 1000, nanos=milliseconds % 1000 * 1_000_000)
         details.details.append(_packed(RetryInfo(retry_delay=delay)))
         trailing.append((RETRY_AFTER, str(milliseconds)))

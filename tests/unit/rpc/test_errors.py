@@ -70,6 +70,8 @@ def test_an_error_survives_the_wire(error: OutriderError, code: grpc.StatusCode)
 def test_overload_says_when_to_come_back() -> None:
     error = Overloaded("full", retry_after_s=1.25)
     assert dict(status_of(error).trailing)[RETRY_AFTER] == "1250"
+    early = Overloaded("full", retry_after_s=0.1204)
+    assert dict(status_of(early).trailing)[RETRY_AFTER] == "121", "rounded down, it would be refused again"
     info = RetryInfo()
     assert any(packed.Unpack(info) for packed in details(error).details)
     assert info.retry_delay.ToMilliseconds() == 1250

@@ -8,7 +8,7 @@ import logging
 import math
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -54,6 +54,8 @@ class Failure:
     """The field that is wrong."""
     code: str | None = None
     retry_after_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers that belong to the status."""
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -85,7 +87,8 @@ _TABLE: Mapping[type[OutriderError], _Row] = {
 def failure_of(error: BaseException, rename: Rename = lambda field: field) -> Failure:
     """The failure of an error. Logs an error that is not in the table, under the id in the message."""
     if isinstance(error, HTTPException):  # no such route, or not with this method
-        return Failure(status=error.status_code, kind=_INVALID, message=error.detail)
+        headers = dict(error.headers or {})  # 405 has to say what is allowed
+        return Failure(status=error.status_code, kind=_INVALID, message=error.detail, headers=headers)
     row = next((_TABLE[one] for one in type(error).__mro__ if one in _TABLE), None)
     if row is None:
         incident = uuid.uuid4().hex
@@ -108,11 +111,14 @@ def failure_of(error: BaseException, rename: Rename = lambda field: field) -> Fa
 
 
 def as_response(failure: Failure) -> JSONResponse:
-    """The whole response, with `Retry-After` (whole seconds) and `retry-after-ms` where it pays to come back."""
-    headers: dict[str, str] = {}
+    """The whole response, with `Retry-After` (whole seconds) and `retry-after-ms` where it pays to come back.
+
+    Both are rounded up: who comes back early is refused again.
+    """
+    headers = dict(failure.headers)
     if failure.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(failure.retry_after_s))
-        headers["retry-after-ms"] = str(round(failure.retry_after_s * 1000))
+        headers["retry-after-ms"] = str(math.ceil(failure.retry_after_s * 1000))
     if failure.status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(failure.body(), status_code=failure.status, headers=headers)

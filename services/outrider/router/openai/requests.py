@@ -14,7 +14,12 @@ MAX_PROMPTS = 64
 """Prompts of one completion request."""
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+_PART_FIELDS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
+"""Of a part of a message. The latter two are hints to caches, which cannot change an answer."""
 _ROLES = {"developer": "system"}  # the newer name of the same role
+
+_EMPTY: tuple[Any, ...] = (None, [], {}, "")
+"""How a field that nobody used comes back from an earlier answer."""
 
 _COMMON_NAMES = {"include_stop_str": "include_stop_str_in_output"}
 _COMPLETION_NAMES = {"text": "prompt", "token_ids": "prompt", "input": "prompt", "top_logprobs": "logprobs"}
@@ -145,8 +150,7 @@ def _message(field: str, message: dict[str, Any]) -> ChatMessage:
     if not isinstance(role, str):
         raise InvalidRequest(f"{field}.role", "is not text")
     for name, value in message.items():
-        # What an earlier answer carried comes back as null or empty.
-        if name not in ("role", "content", "name") and value not in (None, [], {}, ""):
+        if name not in ("role", "content", "name") and value not in _EMPTY:
             raise Unsupported(f"{field}.{name}", "is not offered here")
     return ChatMessage(role=_ROLES.get(role, role), content=_content(f"{field}.content", content))
 
@@ -163,6 +167,9 @@ def _content(field: str, content: Any) -> str:
             raise Unsupported(f"{field}[{index}].type", f"{kind[:40]!r} is not offered here; only text is")
         if kind is None or not isinstance(text := part.get("text"), str):
             raise InvalidRequest(f"{field}[{index}]", "is no part of type text")
+        for name, value in part.items():
+            if name not in _PART_FIELDS and value not in _EMPTY:
+                raise Unsupported(f"{field}[{index}].{name[:40]}", "is not offered here")
         texts.append(text)
     return "".join(texts)
 

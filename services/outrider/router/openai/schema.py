@@ -60,6 +60,7 @@ _PASSED_OVER = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "parallel_tool_calls",
         "prediction",
