@@ -149,7 +149,7 @@ class TrainingLoop:
             self._tokens += batch.num_tokens
             now = self._clock()
             self._seconds = before + now - began
-            tell(self._progress(fraction))
+            tell(self._progress(self._seconds / (60 * self._settings.minutes)))
             if now - saved >= self._settings.checkpoint_s:
                 self._save()
                 saved = now
