@@ -257,6 +257,9 @@ async def test_garbage_from_a_draft_is_dropped_and_counted(servers: Servers) -> 
             (unknown,) = writer.responses([ack])
             unknown.events.append(pb.DraftEvent(evicted=pb.Evicted(handle=1)))
             unknown.events.append(pb.DraftEvent())
+            law = pb.SparseLaw(token_ids=[1, 2], probs=[0.5])
+            unknown.events.append(pb.DraftEvent(block_laws=pb.BlockLaws(handle=1, block_id=1, laws=[law])))
+            unknown.events.append(pb.DraftEvent(block_laws=pb.BlockLaws(handle=1, block_id=0)))
             (good,) = writer.responses([Pong(nonce=3)])
             for message in (greeting, greeting, *garbage, unknown, good, good):
                 right.append(message)
@@ -269,8 +272,8 @@ async def test_garbage_from_a_draft_is_dropped_and_counted(servers: Servers) -> 
         await target.up()
         assert await target.next() == Pong(nonce=3)
         await eventually(lambda: target.transport.messages_received == 7)
-        # the repeated greeting, two strangers, a late ack, two malformed events, and the duplicate
-        assert target.transport.dropped == 7
+        # the repeated greeting, two strangers, a late ack, four malformed events, and the duplicate
+        assert target.transport.dropped == 9
 
 
 async def test_garbage_from_a_target_is_dropped_and_counted(servers: Servers) -> None:

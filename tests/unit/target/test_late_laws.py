@@ -117,11 +117,11 @@ def every(nth: int, otherwise: Callable[[BlockLaws], Sequence[DraftEvent]]) -> T
     return changed(fate)
 
 
-FATES: dict[str, Tamper] = {
-    "in time": list,
-    "every second lost": every(2, lambda _: []),
-    "every third garbage": every(3, lambda event: [replace(event, laws=event.laws[:-1])]),
-    "never": every(1, lambda _: []),
+FATES: dict[str, Callable[[], Tamper]] = {
+    "in time": lambda: list,
+    "every second lost": lambda: every(2, lambda _: []),
+    "every third garbage": lambda: every(3, lambda event: [replace(event, laws=event.laws[:-1])]),
+    "never": lambda: every(1, lambda _: []),
 }
 
 
@@ -131,7 +131,7 @@ def test_the_committed_tokens_follow_the_law_of_the_target(fate: str) -> None:
 
     Apart for texts where draft and target disagree: there what the draft draws is not what is wanted.
     """
-    engine = make(tamper=FATES[fate])
+    engine = make(tamper=FATES[fate]())
     target, draft = engine.engine, drafter_engine(engine)
     ranks: dict[bool, list[int]] = {agree: [0] * TARGET.vocab_size for agree in (False, True)}
     for start in range(0, 96, 48):
@@ -163,7 +163,7 @@ def drafter_engine(engine: LocalEngine):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("fate", ["every second lost", "every third garbage", "never"])
 def test_a_block_without_its_laws_still_counts(fate: str) -> None:
     """It is judged as if its tokens had been certain: some are accepted, and the round is one of speculation."""
-    engine = make(tamper=FATES[fate])
+    engine = make(tamper=FATES[fate]())
     results = engine.run(*requests(6))
     counters = engine.loop.counters
     assert late_in_requests(results) == counters.proposers.late_laws > 0
