@@ -112,8 +112,9 @@ class DraftProposer:
         return None
 
     def prepare(self, admitted: Iterable[RunningSequence]) -> None:
-        """Open sequences on the draft, so that it prefills while the target does."""
-        if openings := self._openings(admitted):
+        """Open sequences on the draft, so that it prefills while the target does; later, if it cannot now."""
+        able = not self._wait.suspect and self._clock.now() >= self._busy_until
+        if able and (openings := self._openings(admitted)):
             self._send(openings)
 
     @property
@@ -195,7 +196,7 @@ class DraftProposer:
         """
         self._wait.end_round()
         going = [one for one in rounds if one.commit.finish is None and one.running.plan.num_draft_tokens > 0]
-        if not (going or self._held):
+        if not (going or self._held or self._outgoing):
             return  # gated off, the draft costs one look per step, in `collect`
         self._apply(self._transport.receive(0.0))
         finished = [one.running for one in rounds if one.commit.finish is not None]
@@ -247,14 +248,9 @@ class DraftProposer:
 
     def _features(self, going: Sequence[Round]) -> Sequence[TargetEvent]:
         """What the draft lacks of the sequences that go on, and of those that are being opened."""
-        if not self._feeds or self._feed is None:
+        if self._feed is None or not self._can(Capability.FEATURES):
             return ()
         return self._feed.events(self._held.values(), going={one.running.handle for one in going})
-
-    @property
-    def _feeds(self) -> bool:
-        """Whether the draft reads features."""
-        return self._can(Capability.FEATURES)
 
     def _can(self, capability: Capability) -> bool:
         return self._link is not None and capability in self._link.hello.capabilities
@@ -263,9 +259,10 @@ class DraftProposer:
         self._step += 1
         events: list[TargetEvent] = []
         rows: list[VerdictRow] = []
+        feeds = self._can(Capability.FEATURES)
         for one in rounds:
             held = self._held.get(one.running.handle)
-            if held is None or held.phase is not Phase.READY or (self._feeds and not FeatureFeed.is_fed(held)):
+            if held is None or held.phase is not Phase.READY or (feeds and not FeatureFeed.is_fed(held)):
                 continue
             resync, row = held.verdict(one)
             events += resync
@@ -285,7 +282,9 @@ class DraftProposer:
             self._counters.messages_sent += 1
             return
         # The queue is full: nothing of this message reached the draft, so its view of every
-        # sequence is uncertain. Open them anew once it speaks again.
+        # sequence is uncertain. Open them anew once it speaks again. Those that have ended are ours no
+        # more, and it would keep them until they had long been idle: tell it again.
+        self._outgoing = [one for one in events if isinstance(one, CloseSequence)]
         self._last_problem = "the send queue to the draft is full"
         self._wait.suspect = True
         for held in self._held.values():

@@ -17,6 +17,7 @@ from outrider.core.link import (
     NeedResync,
     OpenAck,
     OpenNack,
+    OpenSequence,
     RefusalReason,
 )
 from outrider.core.policy import GateSettings
@@ -94,6 +95,64 @@ def test_silent_draft_costs_one_wait(plain: list[list[int]]) -> None:
     engine.step(8)
     assert engine.loop.counters.verified > verified, "once it speaks, speculation resumes"
     assert finish(engine, keys) == plain
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_ended_while_the_queue_was_full_is_freed_at_the_draft(count: int, plain: list[list[int]]) -> None:
+    engine = make()
+    transport = engine.transport
+    assert transport is not None
+    keys = [engine.submit(one) for one in requests()[:count]]
+    engine.step(6)
+    assert transport.drafter is not None
+    assert transport.drafter.num_sequences == count
+    transport.full = True
+    assert finish(engine, keys) == plain[:count]
+    assert transport.drafter.num_sequences == count, "it knows of no end"
+    transport.full = False
+    engine.loop.proposers.poll()
+    assert transport.drafter.num_sequences == 0
+
+
+def test_what_ended_while_the_queue_was_full_is_freed_beside_sequences_without_a_draft() -> None:
+    engine = make()
+    transport = engine.transport
+    assert transport is not None
+    ended = engine.submit(request(max_tokens=60))
+    engine.submit(request(max_tokens=150, speculation=SpeculationChoice(preference=SpeculationPreference.OFF)))
+    engine.step(6)
+    transport.full = True
+    while engine.results[ended].end is None:
+        engine.loop.step()
+    assert transport.drafter is not None
+    assert transport.drafter.num_sequences == 1
+    transport.full = False
+    engine.step(2)
+    assert engine.loop.scheduler.has_work
+    assert transport.drafter.num_sequences == 0
+
+
+def test_nothing_is_opened_on_a_silent_or_busy_draft() -> None:
+    for busy in (False, True):
+        engine = make()
+        transport = engine.transport
+        assert transport is not None
+        engine.submit(request(max_tokens=200))
+        engine.step(6)
+        if busy:
+            transport._incoming.append(Busy(retry_after_s=1000.0))
+        else:
+            transport.paused = True
+        engine.step(3)
+        sent = len(transport.sent)
+        later = engine.submit(request(range(1, 9), max_tokens=100, noise_key=7))
+        engine.step(4)
+        assert not any(isinstance(one, OpenSequence) for one in transport.sent[sent:])
+        transport.paused = False
+        engine.clock.advance(1001.0)
+        engine.step(12)
+        assert any(isinstance(one, OpenSequence) for one in transport.sent[sent:])
+        assert engine.running(later).sequence.stats.speculative_rounds > 0
 
 
 def test_draft_that_is_late_again_and_again_is_asked_less_and_less() -> None:
