@@ -12,6 +12,10 @@ from outrider.telemetry.sink import MetricSink
 __all__ = ["EngineMetrics"]
 
 
+_REPORTS_AFTER_LEAVING = 300
+"""About five minutes: no scraper misses it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Series:
     """One counter under one value of its own label, if it has one."""
@@ -46,7 +50,8 @@ class EngineMetrics:
         self._sink = sink
         self._labels = dict(labels)
         self._baseline = _Baseline()
-        self._drafts: set[str] = set()
+        self._drafts: dict[str, int] = {}
+        """Reports since a draft was last linked, by its address."""
         self._speculated: bool | None = None
 
     def publish(
@@ -86,8 +91,10 @@ class EngineMetrics:
         for reason in SpeculationReason:
             self._set(metrics.SPECULATION_REASON, reason is status.reason, reason=reason.value)
         links = {link.address: link for link in status.draft_links if link.address}
-        # A draft that left keeps its series, which would otherwise say "connected" for ever.
-        self._drafts |= links.keys()
+        # A draft that left says so for a while: its series would end as "connected". Then it is forgotten,
+        # and its series with it, since every draft that comes has an address of its own.
+        self._drafts = {address: age + 1 for address, age in self._drafts.items() if age < _REPORTS_AFTER_LEAVING}
+        self._drafts |= dict.fromkeys(links, 0)
         for address in self._drafts:
             link = links.get(address, DraftLinkStatus(address=address, connected=False))
             self._set(metrics.DRAFT_CONNECTED, link.connected, draft=address)

@@ -1,5 +1,6 @@
 """Definitions, sinks, and how raw totals become counters."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -199,6 +200,26 @@ class TestEngineMetrics:
         assert sink.label_sets(metrics.ESTIMATED_SPEEDUP) == []
         publisher.publish(replace(STATUS, estimated_speedup=1.8))
         assert sink.value(metrics.ESTIMATED_SPEEDUP, LABELS) == 1.8
+
+    def test_a_draft_that_left_long_ago_is_forgotten(self) -> None:
+        class Heard(InMemorySink):
+            def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+                super().set(metric, value, labels)
+                if "draft" in labels:
+                    heard.append((metric.name, labels["draft"], value))
+
+        heard: list[tuple[str, str, float]] = []
+        publisher = EngineMetrics(Heard(), LABELS)
+        for port in range(50):  # each is another replica, that comes and goes
+            link = DraftLinkStatus(address=f"d:{port}", connected=True)
+            publisher.publish(replace(STATUS, draft_links=(link,)))
+        heard.clear()
+        for _ in range(300):
+            publisher.publish(replace(STATUS, draft_links=(link,)))
+        assert ("outrider_draft_link_connected", "d:48", 0.0) in heard
+        heard.clear()
+        publisher.publish(replace(STATUS, draft_links=(link,)))
+        assert {address for _, address, _ in heard} == {"d:49"}
 
     def test_a_draft_that_left_is_not_connected_and_its_losses_never_go_down(self) -> None:
         sink = InMemorySink()
