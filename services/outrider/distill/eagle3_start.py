@@ -49,8 +49,8 @@ def head_config(target: Any, vocabulary: DraftVocabulary) -> Mapping[str, Any]:
 def new_head(shape: Eagle3Shape, target: Any, vocabulary: DraftVocabulary, *, seed: int) -> Eagle3Head:
     """A head whose output rows and last norm are the target's, the rows not to be trained.
 
-    `target` is a transformers causal language model. The fusing layer starts by passing the highest
-    feature through, which already lies close to what the last norm expects.
+    `target` is a transformers causal language model, and `shape` as wide as it (`head_config`). The fusing
+    layer starts by passing the highest feature through, which already lies close to what the last norm expects.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -64,10 +64,7 @@ def new_head(shape: Eagle3Shape, target: Any, vocabulary: DraftVocabulary, *, se
     head.midlayer.hidden_norm.weight.copy_(last.input_layernorm.weight.float())
     head.midlayer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight.float())
     nn.init.zeros_(head.fc.weight)
-    if shape.hidden_size == shape.target_hidden_size:
-        head.fc.weight[:, 2 * shape.target_hidden_size :] = torch.eye(shape.hidden_size)
-    else:
-        nn.init.xavier_uniform_(head.fc.weight)
+    head.fc.weight[:, 2 * shape.target_hidden_size :] = torch.eye(shape.hidden_size)
     head.midlayer.self_attn.o_proj.weight.mul_(_SMALL)
     head.midlayer.mlp.down_proj.weight.mul_(_SMALL)
     return head

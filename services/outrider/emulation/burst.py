@@ -20,7 +20,7 @@ from outrider.emulation.virtual_link import VirtualDraft
 from outrider.emulation.virtual_time import VirtualTime
 from outrider.engine.emulated.device import slowed
 from outrider.engine.emulated.text import SyntheticText, TextSettings, header_tokens
-from outrider.router.dispatch import Dispatcher, EngineLoad
+from outrider.router.dispatch import Candidate, Dispatcher
 from outrider.target.config import TargetConfig
 
 __all__ = ["BurstMoment", "BurstResult", "BurstSettings", "Phase", "run_burst"]
@@ -200,7 +200,7 @@ class _Burst:
     def _launch(self) -> None:
         prompt = header_tokens(self._next_seed, VOCAB_SIZE)
         loads = [
-            EngineLoad(replica_id=str(one.index), ready=one.phase is EnginePhase.READY, outstanding=one.outstanding)
+            Candidate(replica_id=str(one.index), ready=one.phase is EnginePhase.READY, outstanding=one.outstanding)
             for one in self._engines
         ]
         self._engines[int(self._dispatcher.choose(prompt, loads))].submit(self._next_seed)

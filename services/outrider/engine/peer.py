@@ -70,11 +70,6 @@ class TransformersPeer:
         elif prompt_lookup_tokens is not None:
             self._assistance = {"prompt_lookup_num_tokens": prompt_lookup_tokens}
 
-    @property
-    def can_assist(self) -> bool:
-        """Whether assisted generation is set up."""
-        return self._assistance is not None
-
     def generate(
         self, prompt: Sequence[int], *, max_tokens: int, temperature: float, seed: int, assisted: bool
     ) -> PeerAnswer:

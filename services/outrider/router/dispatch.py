@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.core.errors import ConfigError, EngineUnavailable
 
-__all__ = ["DispatchSettings", "Dispatcher", "EngineLoad", "affinity_key"]
+__all__ = ["Candidate", "DispatchSettings", "Dispatcher", "affinity_key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class DispatchSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
+class Candidate:
     """One engine as the policy sees it."""
 
     replica_id: str
@@ -66,7 +66,7 @@ class Dispatcher:
         self._turns: dict[str, int] = {}
         self._turn = 0
 
-    def choose(self, prompt_token_ids: Sequence[int], engines: Sequence[EngineLoad]) -> str:
+    def choose(self, prompt_token_ids: Sequence[int], engines: Sequence[Candidate]) -> str:
         """Return the replica id of the engine to use.
 
         Raises `EngineUnavailable` naming why no engine is ready.
@@ -85,8 +85,8 @@ class Dispatcher:
         return chosen.replica_id
 
     def _preferred(
-        self, prompt_token_ids: Sequence[int], candidates: Sequence[EngineLoad], least: int
-    ) -> EngineLoad | None:
+        self, prompt_token_ids: Sequence[int], candidates: Sequence[Candidate], least: int
+    ) -> Candidate | None:
         """The engine of this prefix, if it is not too busy.
 
         Rendezvous hashing: all routers agree without talking, and an engine that comes or goes
@@ -99,7 +99,7 @@ class Dispatcher:
         return preferred if preferred.load <= least + self._settings.affinity_slack else None
 
 
-def _best_kind(ready: Sequence[EngineLoad]) -> list[EngineLoad]:
+def _best_kind(ready: Sequence[Candidate]) -> list[Candidate]:
     """The engines of the most trusted kind that has any: listed and fresh, listed, the rest."""
     for allow_stale, allow_leaving in ((False, False), (True, False), (True, True)):
         kind = [one for one in ready if one.stale <= allow_stale and one.leaving <= allow_leaving]
@@ -108,7 +108,7 @@ def _best_kind(ready: Sequence[EngineLoad]) -> list[EngineLoad]:
     return []
 
 
-def _why_none(engines: Sequence[EngineLoad]) -> str:
+def _why_none(engines: Sequence[Candidate]) -> str:
     if not engines:
         return "the directory lists no engine"
     return "no engine is ready: " + "; ".join(f"{one.replica_id}: {one.problem}" for one in engines)

@@ -21,7 +21,7 @@ from outrider.core.errors import ConfigError, EngineUnavailable, OutriderError, 
 from outrider.core.policy import GateSettings
 from outrider.core.ports import Endpoint, EngineSession
 from outrider.core.request import SequenceRequest
-from outrider.router.dispatch import EngineLoad
+from outrider.router.dispatch import Candidate
 from outrider.router.inbox import RequestInbox
 from outrider.router.limits import MIN_TEXT_LEN
 from outrider.router.metrics import RouterMetrics
@@ -118,11 +118,11 @@ class EngineLink:
         """Sequences of this router on the engine."""
         return len(self._routes)
 
-    def load(self) -> EngineLoad:
+    def load(self) -> Candidate:
         """The engine as the dispatch policy sees it."""
         status = self.status()
         report = self._report
-        return EngineLoad(
+        return Candidate(
             replica_id=self.endpoint.replica_id,
             ready=status.ready,
             problem=status.problem,

@@ -9,7 +9,7 @@ from outrider.core.dispatch import EngineStatus
 from outrider.core.errors import ConfigError
 from outrider.core.policy import GateSettings
 from outrider.core.ports import Directory, Endpoint
-from outrider.router.dispatch import EngineLoad
+from outrider.router.dispatch import Candidate
 from outrider.router.engine_link import EngineLink, LinkSettings, SessionFactory
 from outrider.router.metrics import NoMetrics, RouterMetrics
 from outrider.router.timing import Alarm, TimeSource, sleep
@@ -86,7 +86,7 @@ class EnginePool:
         for link in links.values():
             await link.close("the router is closing")
 
-    def loads(self) -> list[EngineLoad]:
+    def loads(self) -> list[Candidate]:
         """Every engine as the dispatch policy sees it."""
         return [link.load() for link in self._links.values()]
 

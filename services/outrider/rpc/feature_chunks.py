@@ -16,16 +16,13 @@ def feature_chunks(event: link.Features) -> Iterator[pb.Features]:
     """Cut into whole rows, at most `MAX_FEATURE_BYTES` together."""
     row_bytes = len(event.payload) // event.num_rows
     step = max(1, MAX_FEATURE_BYTES // row_bytes)
-    starts = range(0, event.num_rows, step)
-    for index, start in enumerate(starts):
+    for start in range(0, event.num_rows, step):
         count = min(step, event.num_rows - start)
         yield pb.Features(
             handle=event.handle,
             first_position=event.first_position + start,
             num_rows=count,
             payload=event.payload[start * row_bytes : (start + count) * row_bytes],
-            chunk_index=index,
-            last=index == len(starts) - 1,
         )
 
 

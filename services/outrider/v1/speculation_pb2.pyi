@@ -24,6 +24,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _Capability:
@@ -930,10 +935,26 @@ class Features(_message.Message):
     """Rows in this chunk."""
     payload: _builtins.bytes
     """Bytes as the draft method defines them (packed bf16 rows)."""
-    chunk_index: _builtins.int
-    """0, 1, … within one step."""
-    last: _builtins.bool
-    """The last chunk of the step."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def chunk_index(self) -> _builtins.int:
+        """Not set, and not read: a chunk stands for itself, by its first position."""
+
+    @chunk_index.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def chunk_index(self, value: _builtins.int) -> None:
+        """Not set, and not read: a chunk stands for itself, by its first position."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def last(self) -> _builtins.bool:
+        """As chunk_index."""
+
+    @last.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def last(self, value: _builtins.bool) -> None:
+        """As chunk_index."""
+
     def __init__(
         self,
         *,

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.errors import ConfigError, EngineUnavailable
-from outrider.router.dispatch import Dispatcher, DispatchSettings, EngineLoad, affinity_key
+from outrider.router.dispatch import Candidate, Dispatcher, DispatchSettings, affinity_key
 
 SETTINGS = DispatchSettings(affinity_tokens=4, affinity_slack=2)
-ENGINES = [EngineLoad(replica_id=f"e{index}", ready=True) for index in range(3)]
+ENGINES = [Candidate(replica_id=f"e{index}", ready=True) for index in range(3)]
 
 
-def loaded(*loads: int) -> list[EngineLoad]:
+def loaded(*loads: int) -> list[Candidate]:
     return [replace(one, outstanding=load) for one, load in zip(ENGINES, loads, strict=True)]
 
 
@@ -60,7 +60,7 @@ def test_prefix_hash_needs_a_whole_prefix() -> None:
 
 
 def test_load_is_the_report_corrected_by_what_happened_since() -> None:
-    reported = EngineLoad(replica_id="e", ready=True, outstanding=5, reported=10, outstanding_at_report=3)
+    reported = Candidate(replica_id="e", ready=True, outstanding=5, reported=10, outstanding_at_report=3)
     assert reported.load == 12
     assert replace(reported, outstanding=1).load == 8
     assert replace(reported, reported=0, outstanding_at_report=0).load == 5
@@ -68,7 +68,7 @@ def test_load_is_the_report_corrected_by_what_happened_since() -> None:
 
 @pytest.mark.parametrize("flag", ["stale", "leaving"])
 def test_doubtful_engine_is_used_only_when_no_other_is_left(flag: str) -> None:
-    doubtful = EngineLoad(replica_id="e0", ready=True, stale=flag == "stale", leaving=flag == "leaving")
+    doubtful = Candidate(replica_id="e0", ready=True, stale=flag == "stale", leaving=flag == "leaving")
     assert Dispatcher(SETTINGS).choose((1,), [doubtful, replace(ENGINES[1], outstanding=9)]) == "e1"
     assert Dispatcher(SETTINGS).choose((1,), [doubtful, replace(ENGINES[1], ready=False)]) == "e0"
 
@@ -76,7 +76,7 @@ def test_doubtful_engine_is_used_only_when_no_other_is_left(flag: str) -> None:
 def test_no_engine_says_why() -> None:
     with pytest.raises(EngineUnavailable, match="the directory lists no engine"):
         Dispatcher().choose((1,), [])
-    gone = [EngineLoad(replica_id="e0", ready=False, problem="rebuilding: rank 1 died")]
+    gone = [Candidate(replica_id="e0", ready=False, problem="rebuilding: rank 1 died")]
     with pytest.raises(EngineUnavailable, match="no engine is ready: e0: rebuilding: rank 1 died"):
         Dispatcher().choose((1,), gone)
 
