@@ -14,11 +14,15 @@ from outrider.core.fleet import DeploymentStatus, FleetStatus, NodeStatus, PastE
 from outrider.core.generation import ChoiceEnd, GenerationAccepted, ModelDescription, TextDelta, Usage
 from outrider.core.sequence import Finish, FinishReason
 from outrider.core.speculation import SpeculationMode, SpeculationReason, SpeculationStats
+from outrider.local.soak.memory import MemoryTrend
+from outrider.local.soak.session import SoakReport
+from outrider.local.soak.streams import Tally
 from outrider_cluster.cli import app
 from outrider_cluster.cli.demo_report import DemoRow
 from outrider_cluster.cli.demo_report import as_json as demo_as_json
 from outrider_cluster.cli.measured import Measurement, Stopwatch
 from outrider_cluster.cli.report import as_json, summary_of
+from outrider_cluster.cli.soak import _show
 from outrider_cluster.cli.status_screen import draft_lines, engine_table, error_lines, fleet_lines, status_screen
 
 STATS = SpeculationStats(rounds=4, speculative_rounds=2, drafted=8, verified=8, accepted=6, committed=10)
@@ -235,3 +239,21 @@ def test_the_demo_refuses_a_head_which_cannot_run_alone(runner: CliRunner) -> No
 @pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["status"], ["models"], ["demo"]])
 def test_every_command_explains_itself(runner: CliRunner, command: list[str]) -> None:
     assert runner.invoke(app, [*command, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("spans", "said"),
+    [
+        ([100.0, 80.0], "nothing leaked or grew, nothing got stuck"),
+        ([100.0, 45.0], "whether memory grows: too short to tell, needs 60 s"),
+        ([], "whether memory grows: too short to tell, needs 60 s"),
+    ],
+)
+def test_a_short_soak_does_not_say_that_nothing_grew(
+    spans: list[float], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = tuple(MemoryTrend(process="p", seconds=one, level_mib=100.0, slope_mib_per_minute=0.0) for one in spans)
+    _show(SoakReport(tally=Tally(), preemptions=0, divergences=(), leaks=(), memory=memory))
+    shown = " ".join(capsys.readouterr().err.split())
+    assert said in shown
+    assert ("grew" in shown) is ("grew" in said)

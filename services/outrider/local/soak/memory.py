@@ -8,11 +8,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MemoryTrend", "MemoryWatch", "trend_of"]
+__all__ = ["TOO_SHORT", "MemoryTrend", "MemoryWatch", "trend_of"]
 
 _MIB = 1 << 20
 _WARMUP_SHARE = 0.25
 _MIN_SPAN_S = 60.0
+TOO_SHORT = f"too short to tell, needs {_MIN_SPAN_S:.0f} s behind a warm-up of a quarter"
 _NOISE_MIB = 16.0
 _NOISE_SHARE = 0.05
 
@@ -39,15 +40,15 @@ class MemoryTrend:
         return self.seconds >= _MIN_SPAN_S
 
     @property
-    def flat(self) -> bool:
-        """Whether growth stays below what allocators alone cause: 16 MiB or 5 %."""
-        return not self.judged or self.growth_mib <= max(_NOISE_MIB, _NOISE_SHARE * self.level_mib)
+    def grows(self) -> bool:
+        """Whether it gains more than allocators alone cause: 16 MiB or 5 %. False while nobody can tell."""
+        return self.judged and self.growth_mib > max(_NOISE_MIB, _NOISE_SHARE * self.level_mib)
 
     def __str__(self) -> str:
-        verdict = "flat" if self.flat else "GROWS"
+        verdict = ("GROWS" if self.grows else "flat") if self.judged else TOO_SHORT
         return (
             f"{self.process}: {self.level_mib:.0f} MiB, {self.slope_mib_per_minute:+.2f} MiB a minute "
-            f"over {self.seconds:.0f} s: {verdict if self.judged else 'too short to judge'}"
+            f"over {self.seconds:.0f} s: {verdict}"
         )
 
 
