@@ -185,7 +185,7 @@ class PrimaryRank:
 
     async def _publish(self, host: EngineHost) -> None:
         while True:
-            self._metrics.publish(host.status, engine_epoch=self._identity.epoch)
+            self._metrics.publish(host.status, engine_epoch=self._identity.epoch, hops_s=host.take_hops())
             await asyncio.sleep(_PUBLISH_INTERVAL_S)
 
     def _hello(self, engine: ModelEngine) -> EngineHello:

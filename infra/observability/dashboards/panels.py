@@ -76,7 +76,7 @@ def level(gauge: str, by: str = "engine", where: str = WHERE, how: str = "max") 
 
 
 def quantiles(histogram: str, *shares: float, by: str = "") -> list[Query]:
-    """Quantiles of a histogram over all routers."""
+    """Quantiles of a histogram over all that fill it."""
     labels = f"le, {by}" if by else "le"
     rate = f"sum by ({labels}) (rate(ray_{histogram}_bucket{{{WHERE}}}[$__rate_interval]))"
     return [Query(expr=f"histogram_quantile({one}, {rate})", legend=f"p{one * 100:g}") for one in shares]

@@ -1,6 +1,6 @@
 """What speculation yields and what it costs."""
 
-from infra.observability.dashboards.panels import STATE, Dashboard, Panel, Query, increase, level, one, share
+from infra.observability.dashboards.panels import STATE, Dashboard, Panel, Query, increase, level, one, quantiles, share
 
 __all__ = ["SPECULATION"]
 
@@ -104,6 +104,12 @@ SPECULATION = Dashboard(
                 ),
                 unit="s",
                 description="Two hops and the drafting of one block.",
+            ),
+            Panel(
+                title="A hop",
+                queries=quantiles("outrider_draft_link_hop_seconds", 0.5, 0.9, 0.99),
+                unit="s",
+                description="One way: half of what a waited-for block took beside its drafting.",
             ),
             Panel(
                 title="Late, stale and invalid",

@@ -331,7 +331,7 @@ class DraftProposer:
         if check_proposal(proposal, held.sequence.request, vocab_size=self._vocab_size):
             held.offer(proposal)
             if proposal.base_len == held.awaited_len and self._wait.answered(self._clock.now()):
-                self._times.answered(self._wait.last_s, len(proposal))
+                self._counters.hops_s.append(self._times.answered(self._wait.last_s, len(proposal)))
         else:
             self._counters.invalid += 1
 

@@ -96,6 +96,11 @@ class EngineHost:
         """The latest load, as old as `status`. Any thread."""
         return self._load
 
+    def take_hops(self) -> list[float]:
+        """Seconds of every hop to the draft that was measured since the last call. One thread, any."""
+        hops_s = self._loop.counters.proposers.hops_s
+        return [hops_s.popleft() for _ in range(len(hops_s))]
+
     @property
     def heartbeat(self) -> int:
         """Grows while the engine thread turns over, busy or idle; a hung step stops it. Any thread."""

@@ -22,10 +22,11 @@ class LinkTimes:
         """The draft reports its recent step time."""
         self._step_s = step_ms / 1e3
 
-    def answered(self, round_trip_s: float, num_tokens: int) -> None:
-        """A block of so many tokens took this long, from verdicts to its arrival."""
+    def answered(self, round_trip_s: float, num_tokens: int) -> float:
+        """A block of so many tokens took this long, from verdicts to its arrival. Returns the hop."""
         hop_s = max(0.0, round_trip_s - num_tokens * self._step_s) / 2
         self._hop_s += _SMOOTHING * (hop_s - self._hop_s) if self._hop_s else hop_s
+        return hop_s
 
     def not_asked(self) -> None:
         """Waiting seemed too dear. One slow answer must not make it so for ever."""

@@ -5,8 +5,9 @@ the round was drawn (how long is the match, what was accepted before, is a draft
 sequence, did its block arrive), never on the drafted ids; so the rejection rule stays exact.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.core.dispatch import DraftLinkStatus
@@ -16,6 +17,10 @@ from outrider.target.running import Round, RunningSequence
 from outrider.target.scheduler import StepBatch
 
 __all__ = ["BlockChoice", "DraftTimes", "Proposer", "ProposerCounters", "ProposerSet"]
+
+
+_MAX_HOPS = 4096
+"""More than the steps of a second; without a reader the oldest go."""
 
 
 @dataclass(slots=True)
@@ -33,6 +38,9 @@ class ProposerCounters:
     """Outcomes that were looked up in a table."""
     hits: int = 0
     """Look-ups that found their block: no round trip at all."""
+    hops_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_HOPS))
+    """Every hop to the draft that was measured and that nobody has taken yet. Appended by the engine thread;
+    another may take from the left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Turns successive reports of one engine's raw totals into counter increments and gauges."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from outrider.core.dispatch import DraftLinkStatus, EngineStatus
@@ -59,8 +59,9 @@ class EngineMetrics:
         status: EngineStatus,
         *,
         engine_epoch: int = 0,
+        hops_s: Iterable[float] = (),
     ) -> None:
-        """Publish what has changed since the last call.
+        """Publish what has changed since the last call; `hops_s`: the hops to the draft that were measured since.
 
         Another engine id or epoch is a new engine, whose totals count from 0. So does a total that
         went down: an engine can be replaced by one that looks the same.
@@ -77,6 +78,8 @@ class EngineMetrics:
             increment = value - published if value >= published else value
             self._sink.add(series.metric, increment, {**self._labels, **dict(series.label)})
             self._baseline.totals[series] = value
+        for hop_s in hops_s:
+            self._sink.observe(metrics.DRAFT_HOP, hop_s, self._labels)
         self._set_gauges(status)
 
     def _set_gauges(self, status: EngineStatus) -> None:

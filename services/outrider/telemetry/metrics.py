@@ -36,6 +36,7 @@ __all__ = [
     "CACHED_PROMPT_TOKENS",
     "CHOICES_FINISHED",
     "DRAFT_CONNECTED",
+    "DRAFT_HOP",
     "DRAFT_KV_USAGE",
     "DRAFT_LABELS",
     "DRAFT_LINKS",
@@ -141,8 +142,8 @@ class Metric:
             raise ValueError(f"buckets: those of {self.name} must be positive and increase")
 
 
-def _engine(kind: MetricKind, name: str, description: str, *labels: str) -> Metric:
-    return Metric(name=name, kind=kind, description=description, labels=ENGINE_LABELS + labels)
+def _engine(kind: MetricKind, name: str, description: str, *labels: str, buckets: tuple[float, ...] = ()) -> Metric:
+    return Metric(name=name, kind=kind, description=description, labels=ENGINE_LABELS + labels, buckets=buckets)
 
 
 def _engine_counter(name: str, description: str, *labels: str) -> Metric:
@@ -224,6 +225,12 @@ DRAFT_CONNECTED = _engine_gauge("outrider_draft_link_connected", "1 while the li
 DRAFT_LOSSES = _engine_counter("outrider_draft_link_losses", "Times that a link to a draft broke.")
 DRAFT_ROUND_TRIP = _engine_gauge(
     "outrider_draft_link_round_trip_seconds", "Recent time from verdict to proposal; 0 before the first.", "draft"
+)
+DRAFT_HOP = _engine(
+    MetricKind.HISTOGRAM,
+    "outrider_draft_link_hop_seconds",
+    "One way to the draft: half of what a waited-for block took beside its drafting, seconds.",
+    buckets=(0.0001, 0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
 DRAFT_OPEN_SEQUENCES = _engine_gauge(
     "outrider_draft_link_open_sequences", "Sequences that this draft holds for the engine.", "draft"

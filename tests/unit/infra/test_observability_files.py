@@ -58,6 +58,7 @@ def test_every_metric_is_shown_or_watched() -> None:
         "outrider_draft_rounds",
         "outrider_draft_drafted_tokens",
         "outrider_draft_outcomes",
+        "outrider_draft_late_laws",
         "outrider_draft_adopted",
         "outrider_draft_prefill_tokens",
         "outrider_draft_dropped_events",

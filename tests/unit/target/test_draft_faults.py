@@ -155,6 +155,23 @@ def test_nothing_is_opened_on_a_silent_or_busy_draft() -> None:
         assert engine.running(later).sequence.stats.speculative_rounds > 0
 
 
+def test_a_hop_is_half_of_what_the_way_takes_beside_the_drafting() -> None:
+    engine = make(config=TargetConfig(max_draft_wait_s=0.5))
+    transport = engine.transport
+    assert transport is not None
+
+    def slow(events: Sequence[DraftEvent]) -> Sequence[DraftEvent]:
+        if any(isinstance(one, DraftProposal) for one in events):
+            engine.clock.advance(0.004)  # both ways; this draft drafts in no time
+        return events
+
+    transport.tamper = slow
+    engine.run(request(max_tokens=60))
+    hops_s = list(engine.loop.counters.proposers.hops_s)
+    assert len(hops_s) > 5
+    assert hops_s == pytest.approx([0.002] * len(hops_s))
+
+
 def test_draft_that_is_late_again_and_again_is_asked_less_and_less() -> None:
     engine = make(target=replace(TARGET, max_model_len=2000, num_blocks=600))
     transport = engine.transport

@@ -198,6 +198,13 @@ async def test_heartbeat_moves_while_idle(make_host) -> None:  # type: ignore[no
     assert beats[0] < beats[2]
 
 
+async def test_hops_are_taken_once(make_host) -> None:  # type: ignore[no-untyped-def]
+    host, _, _ = make_host()
+    host._loop.counters.proposers.hops_s.extend([0.001, 0.002])
+    assert host.take_hops() == [0.001, 0.002]
+    assert host.take_hops() == []
+
+
 async def test_a_full_queue_takes_all_of_a_message_or_nothing(make_host) -> None:  # type: ignore[no-untyped-def]
     """Half of it would run twice: the sender tries again what was refused."""
     host, _, _ = make_host(start=False)

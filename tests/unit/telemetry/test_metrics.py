@@ -201,6 +201,16 @@ class TestEngineMetrics:
         publisher.publish(replace(STATUS, estimated_speedup=1.8))
         assert sink.value(metrics.ESTIMATED_SPEEDUP, LABELS) == 1.8
 
+    def test_every_hop_is_seen_once(self) -> None:
+        sink = InMemorySink()
+        publisher = EngineMetrics(sink, LABELS)
+        publisher.publish(STATUS, hops_s=[0.0004, 0.0004, 0.02])
+        publisher.publish(STATUS, hops_s=[])
+        seen = sink.histogram(metrics.DRAFT_HOP, LABELS)
+        assert seen.count == 3
+        assert seen.sum == pytest.approx(0.0208)
+        assert seen.bucket_counts[metrics.DRAFT_HOP.buckets.index(0.0005)] == 2
+
     def test_a_draft_that_left_long_ago_is_forgotten(self) -> None:
         class Heard(InMemorySink):
             def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
