@@ -1,4 +1,4 @@
-"""The public API over real servers: both doors, errors, leaving, resuming, health, reflection."""
+"""The public API over real servers: both doors, errors, leaving, resuming, health."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -10,8 +10,6 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from tests.contract.rpc_fakes import HealthOnly, Servers, eventually
 
 from outrider.core.dispatch import EngineStatus, SpeculationOutcome, Timings
@@ -45,7 +43,7 @@ from outrider.rpc.generation_handlers import GenerationHandlers
 from outrider.rpc.generation_servicer import PUBLIC_SERVICES, add_public_services
 from outrider.rpc.health import Health
 from outrider.rpc.ingress import add_health_service
-from outrider.rpc.server import RunningServer, ServerOptions, start_server
+from outrider.rpc.server import RunningServer
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -449,7 +447,7 @@ async def test_an_ingress_that_closes_its_generator_aborts_the_request(service: 
     assert service.closed == 1
 
 
-# --- health, reflection, start and stop --------------------------------------------------------
+# --- health, start and stop --------------------------------------------------------------------
 
 
 async def test_health(servers: Servers) -> None:
@@ -476,19 +474,6 @@ async def test_health(servers: Servers) -> None:
         unknown = stub.Watch(health_pb2.HealthCheckRequest(service="nobody"))
         assert (await unknown.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         unknown.cancel()
-
-
-async def test_reflection(service: ScriptedService) -> None:
-    options = ServerOptions(grace_s=0.0, reflection=(*PUBLIC_SERVICES, "grpc.health.v1.Health"))
-    server = await start_server([lambda server: add_public_services(server, service)], options)
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        call = ServerReflectionStub(channel).ServerReflectionInfo()
-        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        response = await call.read()
-        names = {one.name for one in response.list_services_response.service}
-        assert names >= {*PUBLIC_SERVICES, "grpc.health.v1.Health"}
-        call.cancel()
-    await server.stop()
 
 
 async def test_stop_lets_running_calls_end(servers: Servers, service: ScriptedService) -> None:

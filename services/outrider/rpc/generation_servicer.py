@@ -22,7 +22,7 @@ from outrider.v1.generation_pb2_grpc import (
 __all__ = ["PUBLIC_SERVICES", "GenerationServicer", "ModelServicer", "add_public_services"]
 
 PUBLIC_SERVICES = ("outrider.v1.GenerationService", "outrider.v1.ModelService")
-"""Full names, for health and reflection."""
+"""Full names, for health."""
 
 
 class GenerationServicer(GenerationServiceServicer):

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
-from grpc_reflection.v1alpha import reflection
 
 from outrider.core.errors import ConfigError
 from outrider.rpc.channel_options import Keepalive, server_options
@@ -25,8 +24,6 @@ class ServerOptions:
     keepalive: Keepalive = field(default_factory=Keepalive)
     grace_s: float = 5.0
     """At stop, running calls may go on this long before they are cancelled."""
-    reflection: tuple[str, ...] = ()
-    """Full names of the services that reflection shows; none: no reflection."""
     tls: TlsFiles | None = None
     """Mutual TLS; None: plain text."""
 
@@ -63,8 +60,6 @@ async def start_server(
     server = grpc.aio.server(options=server_options(options.keepalive), interceptors=[MalformedMessages()])
     for add in services:
         add(server)
-    if options.reflection:
-        reflection.enable_server_reflection([*options.reflection, reflection.SERVICE_NAME], server)
     host = f"[{options.host}]" if ":" in options.host else options.host
     try:
         if options.tls is None:
