@@ -118,10 +118,12 @@ def _sample(
         return
     listen("sample", before.seconds / budget, "")
 
+    def hear(share: float, tokens: int) -> None:
+        listen("sample", (before.seconds + share * left) / budget, f"{tokens:,} tokens")
+
     def tell(now: SamplingProgress) -> None:
-        seconds = before.seconds + now.share * left
-        state.note_sampled(SampledSoFar(seconds=seconds, rounds=now.rounds))
-        listen("sample", seconds / budget, f"{now.tokens:,} tokens")
+        state.note_sampled(SampledSoFar(seconds=before.seconds + now.share * left, rounds=now.rounds))
+        hear(now.share, now.tokens)
 
     # A run that was cut off may have left a shard that it did not note.
     first_round = max(before.rounds, store.num_shards)
@@ -133,6 +135,7 @@ def _sample(
         first_round=first_round,
         seconds=left,
         tell=tell,
+        hear=hear,
         progress=progress,
     )
 

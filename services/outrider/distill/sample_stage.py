@@ -51,9 +51,12 @@ def sample_texts(
     first_round: int,
     seconds: float,
     tell: Callable[[SamplingProgress], None],
+    hear: Callable[[float, int], None],
     progress: Progress,
 ) -> None:
-    """Add shards for `seconds`, or one round of them; `tell` hears of every round.
+    """Add shards for `seconds`, or one round of them; `tell` is told of every round.
+
+    `hear` hears the share of the time that has passed and the tokens so far, within rounds as well: one may take long.
 
     `target` is the transformers model that labels; sampling runs on an engine of its own. Rounds are
     numbered from `first_round`, which a resumed stage takes from its last progress, so that it samples
@@ -62,6 +65,10 @@ def sample_texts(
     max_len = min(settings.max_new_tokens + settings.max_prompt_tokens, int(target.config.max_position_embeddings))
     tokens = 0
     began = time.monotonic()
+
+    def passed() -> float:
+        return min(1.0, (time.monotonic() - began) / seconds)
+
     source = _Source(settings, tokenizer, store, progress, max_prompt_tokens=max_len - settings.max_new_tokens)
     layers = default_feature_layers(target.config.num_hidden_layers) if settings.method == "eagle3" else ()
     labeller = Labeller(
@@ -75,13 +82,14 @@ def sample_texts(
             max_len=max_len,
             end_ids=frozenset(tokenizer.eos_token_ids),
             num_valid_ids=tokenizer.vocab_size,
+            each_step=lambda: hear(passed(), tokens),
         )
         for number in itertools.count(first_round):
             texts = source.texts(sampler, first=number * _ROUND_NUMBERS)
             if texts:
                 store.append(labeller.label(texts), labeller.prefix)
                 tokens += sum(len(one.ids) for one in texts)
-            share = min(1.0, (time.monotonic() - began) / seconds)
+            share = passed()
             tell(SamplingProgress(share=share, rounds=number + 1, tokens=tokens))
             if share >= 1:
                 source.tell_left_out()

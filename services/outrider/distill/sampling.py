@@ -1,6 +1,6 @@
 """Sample texts from a target through its engine, many at once, each with seeds of its own."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -79,8 +79,12 @@ class Sampler:
         max_len: int,
         end_ids: frozenset[int],
         num_valid_ids: int | None = None,
+        each_step: Callable[[], None] = lambda: None,
     ) -> None:
-        """`max_len` bounds prompt and continuation; the engine must have `blocks_needed` for it."""
+        """`max_len` bounds prompt and continuation; the engine must have `blocks_needed` for it.
+
+        `each_step` is called behind every forward.
+        """
         limits = engine.limits
         per_slot = -(-max_len // limits.block_size)
         if per_slot * num_slots > limits.num_blocks:
@@ -89,6 +93,7 @@ class Sampler:
         self._max_len = max_len
         self._end_ids = end_ids
         self._num_valid_ids = num_valid_ids
+        self._each_step = each_step
         self._tables = [tuple(range(slot * per_slot, (slot + 1) * per_slot)) for slot in range(num_slots)]
 
     def run(self, requests: Iterable[SampleRequest]) -> Iterator[SampledText]:
@@ -105,6 +110,7 @@ class Sampler:
             if not running:
                 return
             self._step(running)
+            self._each_step()
             for slot in [one for one in running if self._has_ended(one)]:
                 running.remove(slot)
                 free.append(slot.block_table)

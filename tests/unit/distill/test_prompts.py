@@ -55,6 +55,7 @@ def sample(one: DistillSettings, store: RecordStore, *, rounds: int, first_round
             first_round=first_round,
             seconds=600.0,
             tell=tell,
+            hear=lambda share, tokens: None,
             progress=told.append,
         )
     return told
@@ -158,6 +159,7 @@ def test_prompts_none_of_which_can_be_asked_are_an_error(tmp_path: Path) -> None
             first_round=0,
             seconds=1.0,
             tell=lambda now: None,
+            hear=lambda share, tokens: None,
             progress=lambda text: None,
         )
 
@@ -192,6 +194,7 @@ def test_system_turns_cannot_join_texts_behind_a_longer_prefix(tmp_path: Path) -
             first_round=1,
             seconds=1.0,
             tell=lambda now: None,
+            hear=lambda share, tokens: None,
             progress=lambda text: None,
         )
 
