@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outrider.core.link import OutcomeEntry, OutcomeTable
 from outrider.core.ports import Clock
 from outrider.core.proposal import Proposal
-from outrider.core.speculation import ProposalSource
+from outrider.core.speculation import ProposalSource, VerificationRule
 from outrider.decoding.propose import ProposeRow, propose
 from outrider.draft.branch import Branch, BranchDrafter
 from outrider.draft.config import DraftConfig
@@ -25,6 +25,10 @@ from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine, wait_o
 __all__ = ["AheadDrafter"]
 
 _ENTRIES_PER_TABLE = 32
+_TOLERANCE = 0.25
+"""Of a step: what is added to a table may be this much later than tokens that are just in time."""
+_SPARE_STEPS = 2
+"""A table goes out this many steps before its last tokens would be late: a late one costs a whole block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +209,13 @@ class AheadDrafter:
         most = self._engine.limits.max_model_len
         k = min(in_flight.num_draft_tokens, most - shared)
         length = shared + k  # the prefix, the next token, and all drafted tokens but the last
-        if k < 1 or len(sequence.written) < shared or not kv.can_fork(sequence.kv_key, shared, length):
+        if k < 1 or len(sequence.written) < shared:
             return None
-        key = self._residents.new_kv_key()
         # One token more than the block: see `look_beyond`.
         beyond = length < most and kv.can_fork(sequence.kv_key, shared, length + 1)
+        if not beyond and not kv.can_fork(sequence.kv_key, shared, length):
+            return None
+        key = self._residents.new_kv_key()
         copies += kv.fork(sequence.kv_key, key, shared)
         kv.reserve(key, length + beyond)
         branch = sequence.new_branch(
@@ -225,45 +231,63 @@ class AheadDrafter:
     def _keep(self, branches: list[Branch], flights: Sequence[_Flight], poll: Callable[[], None]) -> list[Branch]:
         """Branches to go on with: those of steps that still run.
 
-        When the time is up a table goes out with what its branches have: a short block beats a late one.
+        `poll` may end some.
         """
-        step_s = self._timer.expected_ms(len(branches)) / 1e3
-        now = self._clock.now()
+        step_s, now = self._timer.expected_ms(len(branches)) / 1e3, self._clock.now()
         for flight in flights:
-            in_flight = flight.in_flight
-            ends_at = in_flight.launched_at + in_flight.budget_s - self._residents.margin.seconds
-            if in_flight.budget_s > 0.0 and not in_flight.sent and now + step_s > ends_at:
-                # A text that has ended is short for good, and says nothing about the time.
-                made_so_far = [made.branch for made in in_flight.branches.values() if not made.branch.ended]
-                lengths = [len(one.token_ids) for one in made_so_far]
-                in_flight.block_len = max(1, min([in_flight.block_len, *lengths]))
-                for made in in_flight.branches.values():
-                    made.branch.num_draft_tokens = min(made.branch.num_draft_tokens, in_flight.block_len + 1)
+            self._pace(flight.in_flight, step_s=step_s, now=now)
         if self._wait is None:
             self._send_finished(flights, poll)  # now, for the next forward keeps the thread
         poll()
         return [one for one in branches if one.wanted and not one.complete]
 
+    def _pace(self, in_flight: InFlight, *, step_s: float, now: float) -> None:
+        """Decide how much of a table goes out now, and whether another step is worth making.
+
+        A short block beats a late one: when the time is short the table goes out with what its branches
+        have, with time to spare. Drafting goes on, and what is added follows as long as it may be in time.
+        One token more is made, whose guesses the next table needs; then the device has to be free for the
+        verdict.
+        """
+        growing = [made.branch for made in in_flight.branches.values() if not made.branch.complete]
+        if in_flight.budget_s <= 0.0 or not growing:
+            return
+        useful_s = in_flight.launched_at + in_flight.budget_s - self._residents.margin.seconds - now
+        if useful_s >= _SPARE_STEPS * step_s:
+            in_flight.block_len = in_flight.num_draft_tokens
+        elif useful_s >= -_TOLERANCE * step_s or not in_flight.sent_len:
+            shortest = min(len(one.token_ids) for one in growing)
+            in_flight.block_len = max(1, min(shortest, in_flight.num_draft_tokens))
+        if useful_s < (1 - _TOLERANCE) * step_s:
+            for one in growing:
+                one.num_draft_tokens = min(one.num_draft_tokens, in_flight.block_len + 1)
+
     def _send_finished(self, flights: Sequence[_Flight], poll: Callable[[], None]) -> None:
-        """Send the tables whose blocks are all there, each once, best outcomes first."""
+        """Send the tables whose blocks are long enough now, best outcomes first."""
         sent = False
         for flight in flights:
             in_flight = flight.in_flight
-            if in_flight.sent or not flight.current or not in_flight.branches:
+            if in_flight.sent_len >= in_flight.block_len or not flight.current or not in_flight.branches:
                 continue
             branches = [made.branch for made in in_flight.branches.values()]
             if all(one.complete or len(one.token_ids) >= in_flight.block_len for one in branches):
-                in_flight.sent = sent = True
                 self._send(flight)
+                sent = True
         if sent:
             poll()  # takes them along
 
     def _send(self, flight: _Flight) -> None:
-        in_flight = flight.in_flight
-        entries = [_entry(flight, made) for made in in_flight.branches.values()]
-        self._counters.tables += 1
-        self._counters.outcomes += len(entries)
-        self._residents.spans.drafted(flight.sequence.kv_key, what="table", size=len(entries))
+        """Queue the table, or what its blocks have gained since it was sent."""
+        if flight.sequence.opening.rule is VerificationRule.REJECTION:
+            self._branches.settle()  # the laws of the last tokens
+        in_flight, sent_len = flight.in_flight, flight.in_flight.sent_len
+        longer = [made for made in in_flight.branches.values() if len(made.branch.token_ids) > sent_len]
+        entries = [_entry(flight, made) for made in longer]
+        in_flight.sent_len = in_flight.block_len
+        if not sent_len:
+            self._counters.tables += 1
+            self._counters.outcomes += len(entries)
+            self._residents.spans.drafted(flight.sequence.kv_key, what="table", size=len(entries))
         for start in range(0, len(entries), _ENTRIES_PER_TABLE):
             flight.link.send(
                 OutcomeTable(

@@ -133,6 +133,9 @@ class Intake:
             sequence = self._find(link, row.handle)
             if sequence is not None:
                 self._residents.ground(sequence)
+                late = sequence.came_late(row)
+                if late is not None:
+                    self._residents.margin.learn(late=late)
                 sequence.in_flight = sequence.launch(row, budget_s=budget_s, now=now)
                 self._push_laws(link, sequence, row)
 

@@ -70,11 +70,11 @@ class InFlight:
     done: bool = False
     """True once the table is being drafted, or cannot be."""
     block_len: int = 0
-    """Tokens of each block of the table; less than wanted where the time is too short."""
+    """Tokens of each block at which the table goes out; less than wanted where the time is short."""
     sampled: bool = False
     """True when the tokens were sampled from the draft's law and are judged by the ratio test."""
-    sent: bool = False
-    """True once the table has been queued."""
+    sent_len: int = 0
+    """Tokens of each block that have been queued; 0: the table has not."""
 
 
 def likely_outcomes(

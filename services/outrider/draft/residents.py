@@ -4,7 +4,6 @@ from itertools import count
 
 from outrider.core.link import Evicted, OpenNack, OpenSequence, RefusalReason, VerdictRow
 from outrider.core.ports import Clock
-from outrider.core.speculation import SpeculationMode
 from outrider.draft.acceptance import AcceptanceModel
 from outrider.draft.branch import Branch
 from outrider.draft.config import DraftConfig
@@ -143,8 +142,7 @@ class Residents:
             return None
         self.kv.adopt(sequence.kv_key, winner.branch.kv_key)
         winner.branch.kv_key, sequence.written = sequence.kv_key, winner.branch.written
-        # A target that has the block of its outcome does not ask for one.
-        self.margin.learn(late=row.plan.mode is SpeculationMode.SEQUENTIAL)
+        sequence.adopted_block_id = winner.block_id
         winner.branch.wanted = False  # what is left of it is drafted only if the target asks
         self._counters.adopted += 1
         return winner.branch

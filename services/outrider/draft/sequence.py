@@ -8,7 +8,7 @@ from outrider.core.link import LaunchRow, OpenSequence, Resync, VerdictRow
 from outrider.core.policy import RoundPlan
 from outrider.core.prefix_hash import PrefixHash
 from outrider.core.proposal import Proposal, SparseLaw
-from outrider.core.speculation import SpeculationMode, VerificationRule
+from outrider.core.speculation import ProposalSource, SpeculationMode, VerificationRule
 from outrider.draft.branch import Branch
 from outrider.draft.feature_rows import FeatureRows
 from outrider.draft.outcomes import Guess, InFlight
@@ -74,6 +74,8 @@ class DraftSequence:
         """Length of the blocks that the target last wanted a table of; 0 while it wants none."""
         self.chain: Branch | None = None
         """The block drafted behind the text, or as much of it as there is."""
+        self.adopted_block_id = 0
+        """The block that was drafted ahead for what then happened; 0 once its launch has been told, or without one."""
         self.version = 0
         """Changes with the text: what was drafted for another version is of no use."""
         self._vocab_size = vocab_size
@@ -177,6 +179,17 @@ class DraftSequence:
             launched_at=now,
             version=self.version,
         )
+
+    def came_late(self, row: LaunchRow) -> bool | None:
+        """Whether what was drafted ahead for this step came too late, or its last tokens did.
+
+        None: nothing was, or the step took its block elsewhere. Tells it once.
+        """
+        block = self._blocks.get(self.adopted_block_id)
+        self.adopted_block_id = 0
+        if block is None or row.source is ProposalSource.NGRAM:
+            return None
+        return row.block_id != block.block_id or row.num_used < min(len(block), row.ahead.num_draft_tokens)
 
     def known_guesses(self, token_ids: Sequence[int]) -> list[Guess]:
         """Guesses behind token_ids[:0], [:1], … that the drafted block has left, as far as it agrees.

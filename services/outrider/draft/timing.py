@@ -3,6 +3,8 @@
 __all__ = ["StepTimer"]
 
 _WEIGHT = 0.1
+_MOST = 2.0
+"""Times the mean: a slower step counts as this slow."""
 
 
 class StepTimer:
@@ -35,4 +37,6 @@ class StepTimer:
 
 
 def _blend(mean: float, value: float) -> float:
-    return value if mean == 0.0 else mean + _WEIGHT * (value - mean)
+    # A step that something has held up says nothing about those to come, and after it the target may ask
+    # for none from which to learn better.
+    return value if mean == 0.0 else mean + _WEIGHT * (min(value, _MOST * mean) - mean)

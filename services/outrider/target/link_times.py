@@ -5,6 +5,8 @@ from outrider.target.proposers import DraftTimes
 __all__ = ["LinkTimes"]
 
 _SMOOTHING = 0.1
+_MOST = 2.0  # times the mean, and a little: more is something else than the network
+_FLOOR_S = 0.0005
 _FORGETTING = 0.95
 
 
@@ -25,7 +27,9 @@ class LinkTimes:
     def answered(self, round_trip_s: float, num_tokens: int) -> float:
         """A block of so many tokens took this long, from verdicts to its arrival. Returns the hop."""
         hop_s = max(0.0, round_trip_s - num_tokens * self._step_s) / 2
-        self._hop_s += _SMOOTHING * (hop_s - self._hop_s) if self._hop_s else hop_s
+        # One answer that something has held up must not make waiting, and drafting ahead, seem too dear.
+        counted_s = min(hop_s, _MOST * self._hop_s + _FLOOR_S)
+        self._hop_s += _SMOOTHING * (counted_s - self._hop_s) if self._hop_s else hop_s
         return hop_s
 
     def not_asked(self) -> None:

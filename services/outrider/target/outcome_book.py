@@ -39,9 +39,15 @@ class OutcomeBook:
         return block_id != 0 and row is not None and (row.base_len, row.block_id) == (base_len, block_id)
 
     def add(self, entries: Iterable[OutcomeEntry]) -> None:
-        """Add blocks of a matching table; of two for one outcome the first is the better one."""
+        """Add blocks of a matching table; of two for one outcome the first is the better one.
+
+        The same block again with more tokens takes the place of the shorter one.
+        """
         for entry in entries:
-            self._blocks.setdefault((entry.num_accepted, entry.next_token_id), entry.proposal)
+            outcome, block = (entry.num_accepted, entry.next_token_id), entry.proposal
+            known = self._blocks.setdefault(outcome, block)
+            if known.block_id == block.block_id and len(block) > len(known):
+                self._blocks[outcome] = block
 
     def settle(self, base_len: int, num_accepted: int, next_token_id: int) -> None:
         """The step is over, with this outcome."""

@@ -8,6 +8,8 @@ from outrider.core.ports import Clock
 __all__ = ["StepTimer", "StepTimes", "VerifyTimes"]
 
 _SMOOTHING = 0.1
+_MOST = 2.0
+"""Times the mean: a slower step counts as this slow."""
 _BUCKETS_PER_DOUBLING = 2
 
 
@@ -47,7 +49,9 @@ class VerifyTimes:
         """Count one step that only decoded."""
         bucket = round(_BUCKETS_PER_DOUBLING * math.log2(num_rows))
         rows, mean = self._points.get(bucket, (float(num_rows), seconds))
-        self._points[bucket] = (rows + _SMOOTHING * (num_rows - rows), mean + _SMOOTHING * (seconds - mean))
+        # A step that something has held up must not make its size seem too dear to be tried again.
+        counted_s = min(seconds, _MOST * mean)
+        self._points[bucket] = (rows + _SMOOTHING * (num_rows - rows), mean + _SMOOTHING * (counted_s - mean))
         self._curve = sorted(self._points.values())
 
     def predict(self, num_rows: float) -> float:

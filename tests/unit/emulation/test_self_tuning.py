@@ -27,6 +27,21 @@ def test_auto_is_near_the_best_mode(batch: int, steps: int, acceptance: float) -
     assert auto.tok_s_total >= 0.97 * max(one.tok_s_total for one in others)
 
 
+def test_its_own_choice_of_k_beats_a_given_one() -> None:
+    """Nine draft steps fit into a verify step of this pair."""
+    run = EmulationRun(mode=EmulationMode.AUTO, steps=400)
+    auto, seven = run_emulation(run), run_emulation(replace(run, mode=EmulationMode.CACHED, k=7))
+    assert auto.tok_s_stream > 1.04 * seven.tok_s_stream
+    assert auto.k_mean > seven.k_mean + 0.8
+
+
+def test_a_block_that_is_wanted_too_long_comes_as_long_as_there_is_time_for() -> None:
+    run = EmulationRun(mode=EmulationMode.CACHED, k=9, steps=400)
+    fits, too_long = run_emulation(run), run_emulation(replace(run, k=14))
+    assert too_long.k_mean > fits.k_mean - 0.5
+    assert too_long.tok_s_stream > 0.95 * fits.tok_s_stream
+
+
 @pytest.mark.parametrize("batch", [1, 32])
 def test_hopeless_acceptance_settles_on_plain(batch: int) -> None:
     run = EmulationRun(mode=EmulationMode.AUTO, batch=batch, acceptance=0.05, warmup_steps=150, steps=150)
