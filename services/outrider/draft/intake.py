@@ -133,9 +133,10 @@ class Intake:
             sequence = self._find(link, row.handle)
             if sequence is not None:
                 self._residents.ground(sequence)
-                late = sequence.came_late(row)
-                if late is not None:
-                    self._residents.margin.learn(late=late)
+                block = sequence.take_adopted(row)
+                if block is not None:
+                    late = row.num_used < min(len(block), row.ahead.num_draft_tokens)
+                    self._residents.margin.learn(lost=row.block_id != block.block_id, late=late)
                 sequence.in_flight = sequence.launch(row, budget_s=budget_s, now=now)
                 self._push_laws(link, sequence, row)
 

@@ -2,8 +2,9 @@
 
 __all__ = ["TableMargin"]
 
-_STEP_UP = 1.03
-_STEP_DOWN = 0.985  # so that every third block may lack its last token: one that comes late costs only itself
+_IN_TIME = 0.985
+_LATE = 1.03  # every third block may lack its last token: one that comes late costs only itself
+_LOST = 1.2  # but of the tables themselves only about one in fifteen may come too late
 _SMALLEST_S = 0.0002
 _LARGEST_S = 0.05
 
@@ -19,7 +20,7 @@ class TableMargin:
         """Time to keep free."""
         return self._seconds
 
-    def learn(self, *, late: bool) -> None:
-        """Whether the target went on without a block that its table held, or without its last tokens."""
-        self._seconds *= _STEP_UP if late else _STEP_DOWN
+    def learn(self, *, lost: bool, late: bool) -> None:
+        """Whether the target went on without a block that its table held (`lost`), or without its last tokens."""
+        self._seconds *= _LOST if lost else _LATE if late else _IN_TIME
         self._seconds = min(max(self._seconds, _SMALLEST_S), _LARGEST_S)

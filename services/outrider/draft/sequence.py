@@ -180,16 +180,11 @@ class DraftSequence:
             version=self.version,
         )
 
-    def came_late(self, row: LaunchRow) -> bool | None:
-        """Whether what was drafted ahead for this step came too late, or its last tokens did.
-
-        None: nothing was, or the step took its block elsewhere. Tells it once.
-        """
+    def take_adopted(self, row: LaunchRow) -> Proposal | None:
+        """The block that was drafted ahead for this step, once; None when the step took one elsewhere, or had none."""
         block = self._blocks.get(self.adopted_block_id)
         self.adopted_block_id = 0
-        if block is None or row.source is ProposalSource.NGRAM:
-            return None
-        return row.block_id != block.block_id or row.num_used < min(len(block), row.ahead.num_draft_tokens)
+        return None if row.source is ProposalSource.NGRAM else block
 
     def known_guesses(self, token_ids: Sequence[int]) -> list[Guess]:
         """Guesses behind token_ids[:0], [:1], … that the drafted block has left, as far as it agrees.
