@@ -157,13 +157,12 @@ class DraftProposer:
             return
         rows = []
         if self.drafts_ahead and self.problem() is None:
-            self._laws.start(step_s=expected_s, num_rows=len(batch.deciding))
             for row in batch.deciding:
                 held, ahead = self._held.get(row.running.handle), row.running.ahead
                 launched = held.launch(row, ahead) if held is not None and ahead is not None else None
                 if launched is not None:
                     rows.append(launched)
-                    self._laws.expect(row, launched)
+        self._laws.start(batch, launched=rows, step_s=expected_s)
         self._send([Launch(step=self._step, rows=tuple(rows), budget_us=int(expected_s * 1e6))] if rows else [])
         if rows:
             self._wait.launched()

@@ -22,14 +22,15 @@ cannot be those of their tokens are no laws: a draft that sends such is broken, 
 on q could be exact with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from outrider.core.link import LaunchRow
 from outrider.core.proposal import BlockLaws, Proposal, SparseLaw
+from outrider.core.speculation import ProposalSource
 from outrider.target.draft_checks import check_laws, needs_laws
 from outrider.target.proposers import ProposerCounters
 from outrider.target.running import RunningSequence
-from outrider.target.scheduler import ScheduledRow
+from outrider.target.scheduler import ScheduledRow, StepBatch
 
 __all__ = ["LateLaws"]
 
@@ -54,18 +55,20 @@ class LateLaws:
         self._punctual = True
         """False from a step whose laws did not come in time until one whose laws do."""
 
-    def start(self, *, step_s: float, num_rows: int) -> None:
-        """A step of about `step_s` seconds and so many deciding rows starts; nothing is expected yet."""
-        self._missing.clear()
-        self._arrived.clear()
-        self._step_s, self._num_rows = step_s, max(1, num_rows)
-        self._until = None
+    def start(self, batch: StepBatch, *, launched: Sequence[LaunchRow], step_s: float) -> None:
+        """A step of about `step_s` seconds starts, of which the draft is told this much.
 
-    def expect(self, row: ScheduledRow, launched: LaunchRow) -> None:
-        """The draft is told what this row has in flight; if it is its own block, it sends what that lacks."""
-        running, block = row.running, row.proposal
-        if launched.block_id and block is not None and not block.laws and needs_laws(running.sequence.request):
-            self._missing[running.handle] = running, block
+        It sends the laws that a block of its own lacks if it is told of that block; others stay without.
+        """
+        rows = batch.deciding
+        told = {row.handle for row in launched if row.block_id}
+        self._missing = {
+            row.running.handle: (row.running, block) for row in rows if (block := _lacking(row)) is not None
+        }
+        self._arrived.clear()
+        self._step_s, self._num_rows, self._until = step_s, max(1, len(rows)), None
+        for handle in self._missing.keys() - told:
+            self._give_up(handle)
 
     @property
     def pending(self) -> bool:
@@ -113,3 +116,11 @@ class LateLaws:
         running, _ = self._missing.pop(handle)
         running.sequence.stats.late_laws += 1
         self._counters.late_laws += 1
+
+
+def _lacking(row: ScheduledRow) -> Proposal | None:
+    """The block of a row, if it is the draft's and came without the laws that it has to be judged by."""
+    block = row.proposal
+    if block is None or block.laws or block.source is not ProposalSource.DRAFT:
+        return None
+    return block if needs_laws(row.running.sequence.request) else None

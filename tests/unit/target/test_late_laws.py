@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 from tests.support.local_engine import LocalEngine, Result, request
 
-from outrider.core.link import Capability, CloseSequence, DraftEvent, LinkDown, OutcomeTable
+from outrider.core.link import Busy, Capability, CloseSequence, DraftEvent, LinkDown, OutcomeTable
 from outrider.core.policy import GateSettings
 from outrider.core.proposal import BlockLaws, SparseLaw
 from outrider.core.request import SequenceRequest
@@ -376,3 +376,20 @@ class TestOtherVersions:
         coupled = replace(one, speculation=SpeculationChoice())
         assert check_proposal(block, coupled, vocab_size=16)
         assert not check_proposal(replace(block, laws=(LAW,) * len(block)), coupled, vocab_size=16, laws_follow=True)
+
+
+def test_a_block_that_the_draft_is_not_told_of_is_judged_without_waiting() -> None:
+    """A draft that has said it is busy gets no Launch; its block is here, its laws never will be."""
+    engine = make()
+    assert engine.transport is not None
+    for one in requests(1, max_tokens=400):
+        engine.submit(one)
+    engine.step(8)
+    verified, late = engine.loop.counters.verified, proposers(engine).late_laws
+    engine.loop.counters.verify_times.predict = lambda _: 1.0  # type: ignore[method-assign, assignment]
+    engine.transport._incoming.append(Busy(retry_after_s=9.0))
+    before = engine.clock.now()
+    engine.step()
+    assert engine.clock.now() == before
+    assert engine.loop.counters.verified > verified
+    assert proposers(engine).late_laws == late + 1
