@@ -101,7 +101,7 @@ def distill(
             report = run(settings, listen, progress)
         _show(report.acceptance)
         typer.echo(report.folder)
-        progress(f"to see what it brings: outrider bench --draft {shlex.quote(str(report.folder))}")
+        progress(f"to see what it brings: outrider bench --draft {shlex.quote(str(report.folder.resolve()))}")
 
 
 @contextmanager

@@ -31,11 +31,13 @@ def evaluate_draft(
     if not cases:
         return []
     folder = resolve(settings.target, settings.cache_dir, progress)
+    # Absolute: a bare name may be that of a packaged model, which would be measured instead.
+    made = str(settings.output.resolve())
     max_len = min(_MAX_PROMPT_TOKENS + _NEW_TOKENS, ModelShape.of_config(load_config(folder)).max_positions)
     results: list[ClassAcceptance] = []
     with (
         engine_for(settings, settings.target, num_slots=_SLOTS, max_len=max_len, progress=progress) as target,
-        engine_for(settings, str(settings.output), num_slots=1, max_len=max_len, progress=progress) as draft,
+        engine_for(settings, made, num_slots=1, max_len=max_len, progress=progress) as draft,
     ):
         sampler = Sampler(
             target,

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,20 @@ import torch
 from tests.unit.distill.tiny_target import TOKENIZER_SIZE, VOCAB_SIZE, save_tiny_target
 from transformers import AutoModelForCausalLM
 
+import outrider.distill.evaluate_stage
 from outrider.core.errors import ConfigError
 from outrider.distill.batches import TextBatches
 from outrider.distill.narrow import make_narrow_student
 from outrider.distill.pipeline import DistillReport, distill
 from outrider.distill.prompts import user_turn
 from outrider.distill.records import RecordStore, TokenKind
+from outrider.distill.sample_stage import engine_for
 from outrider.distill.settings import DistillSettings, StageMinutes
 from outrider.distill.student import kept_layers, make_student
 from outrider.distill.training import Trainer, TrainingSettings
 from outrider.distill.training_loop import TrainingProgress
 from outrider.distill.vocabulary import DraftVocabulary
-from outrider.engine.base import ForwardBatch, ForwardSlice
+from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine
 from outrider.engine.config import EngineConfig
 from outrider.engine.factory import build_engine
 
@@ -278,3 +282,20 @@ def test_what_cannot_work_is_said_before_anything_is_sampled(
     with pytest.raises(ConfigError, match=problem):
         run(settings(tmp_path, **changes))
     assert not (tmp_path / "draft").exists()
+
+
+def test_a_draft_named_like_a_packaged_one_is_itself_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`smollm2-draft` alone is the name of the shipped draft, also where a folder of that name lies."""
+    save_tiny_target(tmp_path / "target")
+    monkeypatch.chdir(tmp_path)
+    loaded: list[str] = []
+
+    @contextmanager
+    def noted(one: DistillSettings, model: str, **sizes: Any) -> Iterator[ModelEngine]:
+        loaded.append(model)
+        with engine_for(one, model, **sizes) as engine:
+            yield engine
+
+    monkeypatch.setattr(outrider.distill.evaluate_stage, "engine_for", noted)
+    run(settings(tmp_path, output=Path("smollm2-draft")))
+    assert loaded == [str(tmp_path / "target"), str(tmp_path / "smollm2-draft")]
