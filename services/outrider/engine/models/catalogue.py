@@ -91,7 +91,7 @@ class ShippedDraft:
 _SMOLLM2_DRAFT = ShippedDraft(
     name="smollm2-draft",
     target=_SMOLLM2_135M.name,
-    weights_sha256="86f8e7e81b59fa724de5b62e8bb2985bb097fc56bb22c7d2c1fce1725334f001",
+    weights_sha256="3ca77cb503a335adc79b559196702c7ae65782da1dfdc5c8e56ef9976024a6a5",
 )
 
 _CATALOGUE = {_SMOLLM2_135M.name: _SMOLLM2_135M}
