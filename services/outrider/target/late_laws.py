@@ -36,7 +36,7 @@ __all__ = ["LateLaws"]
 
 _WAIT_SHARE = 0.1
 """Longest wait, as a share of the step, when every row of the step lacks its laws. A row judged without
-them loses about a third of its tokens; a wait costs every row the same share of its time."""
+them loses a third of its tokens or more; a wait costs every row the same share of its time."""
 
 
 class LateLaws:
