@@ -48,8 +48,10 @@ class VerifyTimes:
     def observe(self, num_rows: int, seconds: float) -> None:
         """Count one step that only decoded."""
         bucket = round(_BUCKETS_PER_DOUBLING * math.log2(num_rows))
-        rows, mean = self._points.get(bucket, (float(num_rows), seconds))
-        # A step that something has held up must not make its size seem too dear to be tried again.
+        rows, mean = self._points.get(bucket, (float(num_rows), 0.0))
+        # A step that something has held up must not make its size seem too dear to be tried again. A mean
+        # of 0, as one tick of a coarse clock leaves it, bounds nothing.
+        mean = mean or seconds
         counted_s = min(seconds, _MOST * mean)
         self._points[bucket] = (rows + _SMOOTHING * (num_rows - rows), mean + _SMOOTHING * (counted_s - mean))
         self._curve = sorted(self._points.values())

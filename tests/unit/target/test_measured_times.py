@@ -24,6 +24,13 @@ def test_one_held_up_step_hardly_moves_the_estimate_and_slower_steps_do() -> Non
     assert times.predict(8) == pytest.approx(0.05, rel=0.05)
 
 
+def test_a_first_step_of_no_time_is_no_bound_for_those_that_follow() -> None:
+    times = VerifyTimes()
+    times.observe(8, 0.0)
+    times.observe(8, 0.0135)
+    assert times.predict(8) == pytest.approx(0.0135)
+
+
 def test_one_held_up_answer_hardly_moves_the_hop_and_a_slower_network_does() -> None:
     times = LinkTimes()
     times.start(step_ms=1.0)
