@@ -190,8 +190,7 @@ class HeldSequence:
         """Whether the last outcome's block is here, looked at once more; None if that was counted already."""
         if not self.book.lookup_pending:
             return None
-        if not self.has_block:
-            self.take_outcome()
+        self.take_outcome()  # its last tokens may have come since
         self.book.lookup_pending = False
         hit = self.has_block and self.awaited_len is None
         self.sequence.stats.cached_lookups += 1
@@ -206,12 +205,11 @@ class HeldSequence:
         self.block = None
         return True
 
-    def take_outcome(self) -> bool:
-        """Take the block of the last outcome if it has arrived by now; True when there was one."""
-        block = self.book.take()
-        if block is not None:
+    def take_outcome(self) -> None:
+        """Take the block of the last outcome if it has arrived by now, and is longer than one that is here."""
+        block, present = self.book.take(), self.block
+        if block is not None and (present is None or present.base_len != block.base_len or len(block) > len(present)):
             self.offer(block)
-        return block is not None
 
     @property
     def has_block(self) -> bool:
