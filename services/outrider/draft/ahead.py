@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outrider.core.link import OutcomeEntry, OutcomeTable
 from outrider.core.ports import Clock
 from outrider.core.proposal import Proposal
-from outrider.core.speculation import ProposalSource, VerificationRule
+from outrider.core.speculation import ProposalSource
 from outrider.decoding.propose import ProposeRow, propose
 from outrider.draft.branch import Branch, BranchDrafter
 from outrider.draft.config import DraftConfig
@@ -235,13 +235,13 @@ class AheadDrafter:
         """
         step_s, now = self._timer.expected_ms(len(branches)) / 1e3, self._clock.now()
         for flight in flights:
-            self._pace(flight.in_flight, step_s=step_s, now=now)
+            self._pace(flight, step_s=step_s, now=now)
         if self._wait is None:
             self._send_finished(flights, poll)  # now, for the next forward keeps the thread
         poll()
         return [one for one in branches if one.wanted and not one.complete]
 
-    def _pace(self, in_flight: InFlight, *, step_s: float, now: float) -> None:
+    def _pace(self, flight: _Flight, *, step_s: float, now: float) -> None:
         """Decide how much of a table goes out now, and whether another step is worth making.
 
         A short block beats a late one: when the time is short the table goes out with what its branches
@@ -249,10 +249,11 @@ class AheadDrafter:
         One token more is made, whose guesses the next table needs; then the device has to be free for the
         verdict.
         """
+        in_flight = flight.in_flight
         growing = [made.branch for made in in_flight.branches.values() if not made.branch.complete]
         if in_flight.budget_s <= 0.0 or not growing:
             return
-        useful_s = in_flight.launched_at + in_flight.budget_s - self._residents.margin.seconds - now
+        useful_s = in_flight.launched_at + in_flight.budget_s - flight.link.margin.seconds - now
         if useful_s >= _SPARE_STEPS * step_s:
             in_flight.block_len = in_flight.num_draft_tokens
         elif useful_s >= -_TOLERANCE * step_s or not in_flight.sent_len:
@@ -278,8 +279,6 @@ class AheadDrafter:
 
     def _send(self, flight: _Flight) -> None:
         """Queue the table, or what its blocks have gained since it was sent."""
-        if flight.sequence.opening.rule is VerificationRule.REJECTION:
-            self._branches.settle()  # the laws of the last tokens
         in_flight, sent_len = flight.in_flight, flight.in_flight.sent_len
         longer = [made for made in in_flight.branches.values() if len(made.branch.token_ids) > sent_len]
         entries = [_entry(flight, made) for made in longer]
