@@ -160,6 +160,8 @@ class LaunchRow:
     handle: int
     base_len: int
     block_id: int
+    """The draft's block; 0 when it is not the draft's, or none is here. One that is here but not in flight has
+    `num_used` 0."""
     num_used: int
     source: ProposalSource | None
     token_ids: tuple[int, ...] = ()

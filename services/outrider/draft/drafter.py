@@ -169,6 +169,7 @@ class Drafter:
             hello,
             vocab_size=min(hello.vocab_size, self._identity.vocab_size, self._engine.limits.vocab_size),
             max_num_draft_tokens=min(hello.max_num_draft_tokens, self._config.max_num_draft_tokens),
+            table_margin_s=self._config.table_margin_s,
         )
         common = hello.capabilities & self._capabilities
         if Capability.CACHED in common:

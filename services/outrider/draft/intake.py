@@ -22,7 +22,7 @@ from outrider.core.link import (
     Verdicts,
 )
 from outrider.core.ports import Clock
-from outrider.core.proposal import BlockLaws
+from outrider.core.proposal import BlockLaws, Proposal
 from outrider.draft.config import DraftConfig
 from outrider.draft.counters import DraftCounters
 from outrider.draft.link import Link
@@ -133,10 +133,7 @@ class Intake:
             sequence = self._find(link, row.handle)
             if sequence is not None:
                 self._residents.ground(sequence)
-                block = sequence.take_adopted(row)
-                if block is not None:
-                    late = row.num_used < min(len(block), row.ahead.num_draft_tokens)
-                    self._residents.margin.learn(lost=row.block_id != block.block_id, late=late)
+                _learn_margin(link, row, sequence.take_adopted(row))
                 sequence.in_flight = sequence.launch(row, budget_s=budget_s, now=now)
                 self._push_laws(link, sequence, row)
 
@@ -177,6 +174,16 @@ class Intake:
         else:
             sequence.last_heard = self._clock.now()
         return sequence
+
+
+def _learn_margin(link: Link, row: LaunchRow, adopted: Proposal | None) -> None:
+    """Learn whether the block of the last outcome was in time for the step that starts now."""
+    if adopted is None:
+        return
+    lost = row.block_id != adopted.block_id
+    if lost or row.num_used:  # one that the target has, but left out, says nothing
+        late = row.num_used < min(len(adopted), row.ahead.num_draft_tokens)
+        link.margin.learn(lost=lost, late=late)
 
 
 def _problem(opening: OpenSequence, vocab_size: int) -> str:

@@ -1,6 +1,7 @@
 """One target's link: what was agreed, its sequences, and the events that wait to be sent."""
 
 from outrider.core.link import DraftEvent, Hello
+from outrider.draft.margin import TableMargin
 from outrider.draft.sequence import DraftSequence
 
 __all__ = ["Link"]
@@ -9,12 +10,16 @@ __all__ = ["Link"]
 class Link:
     """State of one link. Two links share nothing but the engine and its KV."""
 
-    def __init__(self, link_id: int, hello: Hello, *, vocab_size: int, max_num_draft_tokens: int) -> None:
+    def __init__(
+        self, link_id: int, hello: Hello, *, vocab_size: int, max_num_draft_tokens: int, table_margin_s: float
+    ) -> None:
         self.link_id = link_id
         self.hello = hello
         self.vocab_size = vocab_size
         """Ids below this are valid on both sides."""
         self.max_num_draft_tokens = max_num_draft_tokens
+        self.margin = TableMargin(table_margin_s)
+        """Of this target's tables: it depends on the way to it, and on how steady its steps are."""
         self.num_ranked = 0
         """Likely tokens to keep per position; 0 unless the target can use outcome tables."""
         self.late_laws = False

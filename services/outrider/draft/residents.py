@@ -10,7 +10,6 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.counters import DraftCounters
 from outrider.draft.feature_rows import FeatureRows
 from outrider.draft.link import Link
-from outrider.draft.margin import TableMargin
 from outrider.draft.outcomes import InFlight
 from outrider.draft.sequence import DraftSequence, Stage
 from outrider.engine.features import FeatureSink
@@ -38,7 +37,6 @@ class Residents:
         self.links: dict[int, Link] = {}
         self.kv = kv
         self.model = AcceptanceModel()
-        self.margin = TableMargin(config.table_margin_s)
         self._config = config
         self._clock = clock
         self._counters = counters

@@ -157,10 +157,12 @@ class HeldSequence:
             return None
         block = row.proposal
         own = block is not None and self._is_whole(block)
+        # A block that is here but does not run, as for want of room: named all the same, or it would seem late.
+        named = block if own else self.block if block is None and self.has_block else None
         launched = LaunchRow(
             handle=self.sequence.handle,
             base_len=self.sequence.committed_len,
-            block_id=block.block_id if block is not None and own else 0,
+            block_id=named.block_id if named is not None else 0,
             num_used=len(block) if block is not None else 0,
             source=block.source if block is not None else None,
             token_ids=block.token_ids if block is not None and not own else (),

@@ -747,7 +747,9 @@ class LaunchRow(_message.Message):
     base_len: _builtins.int
     """Committed length."""
     block_id: _builtins.int
-    """Block in flight; 0 when it is not the draft's."""
+    """Block in flight; 0 when it is not the draft's, or none has come. A block that has come but is not
+    in flight, for want of room, is named with num_used 0.
+    """
     num_used: _builtins.int
     """Tokens of it that are verified; a trimmed block has fewer than were proposed."""
     source: Global___ProposalSource.ValueType

@@ -1,13 +1,15 @@
 """What the target holds of a sequence on its draft: the block that a step takes, and what it says of one left out."""
 
 import pytest
-from tests.support.local_engine import request
+from tests.support.local_engine import LocalEngine, request
 
-from outrider.core.link import LaunchRow, OutcomeEntry
-from outrider.core.policy import RoundPlan
+from outrider.core.link import Launch, LaunchRow, OutcomeEntry
+from outrider.core.policy import GateSettings, RoundPlan
 from outrider.core.proposal import Proposal
 from outrider.core.sequence import Commit, Sequence
-from outrider.core.speculation import ProposalSource, SpeculationMode, SpeculationReason
+from outrider.core.speculation import ProposalSource, SpeculationMode, SpeculationPreference, SpeculationReason
+from outrider.engine.scripted import ScriptedConfig
+from outrider.target.config import TargetConfig
 from outrider.target.held_sequence import HeldSequence
 
 AHEAD = RoundPlan(mode=SpeculationMode.CACHED, num_draft_tokens=4, reason=SpeculationReason.ON, branch_budget=4)
@@ -53,3 +55,34 @@ def test_a_step_takes_the_longest_version_that_is_here_when_it_starts(
     assert held.count_lookup() is True
     assert held.block is not None
     assert len(held.block) == taken
+
+
+def test_a_block_left_out_for_want_of_rows_is_no_late_block() -> None:
+    """Four sequences in four rows: no block ever runs, and each is named, lest its draft keep more time free."""
+    model = ScriptedConfig(vocab_size=32, slope=0.7, num_blocks=1024)
+    engine = LocalEngine(
+        target=model,
+        draft=model,
+        config=TargetConfig(max_num_seqs=4, max_num_batched_tokens=4),
+        gate=GateSettings(
+            preference=SpeculationPreference.ON,
+            mode=SpeculationMode.CACHED,
+            max_num_draft_tokens=4,
+            max_branches=8,
+            batch_size_threshold=None,
+        ),
+    )
+    transport = engine.transport
+    assert transport is not None
+    assert transport.drafter is not None
+    for index in range(4):
+        engine.submit(request(max_tokens=60, noise_key=index))
+    engine.step(20)
+    (link,) = transport.drafter._residents.links.values()
+    before, start = link.margin.seconds, len(transport.sent)
+    engine.step(20)
+    rows = [row for event in transport.sent[start:] if isinstance(event, Launch) for row in event.rows]
+    assert len(rows) == 80
+    assert all(row.num_used == 0 and row.source is None for row in rows)
+    assert sum(row.block_id > 0 for row in rows) > 40
+    assert link.margin.seconds == before
