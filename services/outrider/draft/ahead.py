@@ -89,6 +89,7 @@ class AheadDrafter:
                 keep_wanted=lambda branches: self._keep(branches, flights, poll),
                 while_running=lambda: self._send_finished(flights, poll),
             )
+            self._pace_all(flights, len(planned))  # with what the last step has added
         self._send_finished(flights, poll)
         self._branches.settle()
 
@@ -233,13 +234,16 @@ class AheadDrafter:
 
         `poll` may end some.
         """
-        step_s, now = self._timer.expected_ms(len(branches)) / 1e3, self._clock.now()
-        for flight in flights:
-            self._pace(flight, step_s=step_s, now=now)
+        self._pace_all(flights, len(branches))
         if self._wait is None:
             self._send_finished(flights, poll)  # now, for the next forward keeps the thread
         poll()
         return [one for one in branches if one.wanted and not one.complete]
+
+    def _pace_all(self, flights: Sequence[_Flight], num_branches: int) -> None:
+        step_s, now = self._timer.expected_ms(num_branches) / 1e3, self._clock.now()
+        for flight in flights:
+            self._pace(flight, step_s=step_s, now=now)
 
     def _pace(self, flight: _Flight, *, step_s: float, now: float) -> None:
         """Decide how much of a table goes out now, and whether another step is worth making.
@@ -250,15 +254,16 @@ class AheadDrafter:
         verdict.
         """
         in_flight = flight.in_flight
-        growing = [made.branch for made in in_flight.branches.values() if not made.branch.complete]
-        if in_flight.budget_s <= 0.0 or not growing:
+        branches = [made.branch for made in in_flight.branches.values()]
+        if in_flight.budget_s <= 0.0 or not branches:
             return
+        growing = [one for one in branches if not one.complete]
         useful_s = in_flight.launched_at + in_flight.budget_s - flight.link.margin.seconds - now
         if useful_s >= _SPARE_STEPS * step_s:
             in_flight.block_len = in_flight.num_draft_tokens
         elif useful_s >= -_TOLERANCE * step_s or not in_flight.sent_len:
-            shortest = min(len(one.token_ids) for one in growing)
-            in_flight.block_len = max(1, min(shortest, in_flight.num_draft_tokens))
+            length = min((len(one.token_ids) for one in growing), default=max(len(one.token_ids) for one in branches))
+            in_flight.block_len = max(1, min(length, in_flight.num_draft_tokens))
         if useful_s < (1 - _TOLERANCE) * step_s:
             for one in growing:
                 one.num_draft_tokens = min(one.num_draft_tokens, in_flight.block_len + 1)

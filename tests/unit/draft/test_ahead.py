@@ -115,3 +115,31 @@ def test_every_token_of_a_greedy_block_has_its_law_under_the_rejection_rule(
     blocks += [one.proposal for one in peer.take(OutcomeTable)[0].entries]
     for block in blocks:
         assert [law.token_ids for law in block.laws] == [(token_id,) for token_id in block.token_ids]
+
+
+@pytest.mark.parametrize(
+    ("budget_us", "ending", "lengths"),
+    [
+        (13_000, "no room beyond", [3, 4]),
+        (12_000, "no room beyond", [2, 3]),  # the fourth would be too late
+        (11_000, "end of text", [2, 3]),
+        (9_000, "end of text", [2]),
+    ],
+)
+def test_the_token_that_completes_the_last_block_follows_if_it_is_in_time(
+    budget_us: int, ending: str, lengths: list[int]
+) -> None:
+    drafted = Bench()
+    peer = drafted.peer(capabilities=CACHED)
+    peer.open(1, PROMPT)
+    launch(peer, 1, branch_budget=1)
+    drafted.settle()
+    block = peer.take(OutcomeTable)[0].entries[0].proposal
+
+    bench = Bench(max_model_len=len(PROMPT) + 4 if ending == "no room beyond" else 512)
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT, eos_token_ids=(block.token_ids[2],) if ending == "end of text" else ())
+    launch(peer, 1, branch_budget=1, budget_us=budget_us)
+    bench.settle()
+    sent = [one.entries[0].proposal for one in peer.take(OutcomeTable)]
+    assert [one.token_ids for one in sent] == [block.token_ids[:length] for length in lengths]
