@@ -123,7 +123,6 @@ class _Source:
             seed=settings.seed,
         )
         self._max_prompt_tokens = max_prompt_tokens
-        self._any_given = bool(asked)
         self._making_up = not settings.prompts
 
     def texts(self, sampler: Sampler, *, first: int) -> list[SampledText]:
@@ -132,7 +131,6 @@ class _Source:
         given = self._given.take(count)
         requests: Iterator[SampleRequest]
         if given:
-            self._any_given = True
             requests = answer_requests(given, max_new_tokens=settings.max_new_tokens, seed=settings.seed, first=first)
         else:
             self._make_up()
@@ -155,7 +153,7 @@ class _Source:
         """Go over to made-up prompts, aloud. Raises `ConfigError` when no given one was any good."""
         if self._making_up:
             return
-        if not self._any_given:
+        if not self._given.num_answered:
             raise ConfigError(f"prompts: none can be asked: {self._left_out()}")
         self._progress("every prompt has its answer; the target makes up more")
         self._making_up = True

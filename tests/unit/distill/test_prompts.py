@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.core.errors import ConfigError
 from outrider.core.generation import ChatMessage
-from outrider.distill.prompts import Conversation, PromptQueue, load_conversations, user_turn
+from outrider.distill.prompts import Conversation, ConversationFile, PromptQueue, load_conversations, user_turn
 from outrider.distill.records import LabelledText, PromptClass, RecordStore, TokenKind
 from outrider.distill.requests import ChatFrame
 from outrider.distill.sample_stage import SamplingProgress, sample_texts
@@ -80,20 +80,63 @@ def test_prompts_and_logged_requests_are_read(tmp_path: Path) -> None:
         {"model": "m", "messages": [system, user], "stream": True},
         {"messages": [user, answer, user, answer]},
     )
-    assert load_conversations(path) == (
-        user_turn("One?"),
-        (SYSTEM, *user_turn("Hi")),
-        (*user_turn("Hi"), ChatMessage(role="assistant", content="Hello"), *user_turn("Hi")),
+    assert load_conversations(path) == ConversationFile(
+        conversations=(
+            user_turn("One?"),
+            (SYSTEM, *user_turn("Hi")),
+            (*user_turn("Hi"), ChatMessage(role="assistant", content="Hello"), *user_turn("Hi")),
+        ),
+        num_refused=0,
+        first_refused="",
     )
 
 
-@pytest.mark.parametrize(
-    "line",
-    [{"text": "x"}, {"prompt": 3}, ["x"], {"messages": []}, {"messages": "x"}, {"messages": [{"role": "user"}]}],
-)
-def test_a_line_that_asks_nothing_is_named(tmp_path: Path, line: object) -> None:
-    with pytest.raises(ConfigError, match=r"log\.jsonl:2: neither"):
-        load_conversations(written(tmp_path, {"prompt": "One?"}, line))
+def test_content_in_parts_and_answers_without_content_are_read_as_the_door_reads_them(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i", "cache_control": {}}]
+    verse = {"role": "developer", "content": [{"type": "text", "text": "Answer in verse."}]}
+    called: dict[str, object] = {"role": "assistant", "content": None, "tool_calls": [{}]}
+    read = load_conversations(written(tmp_path, {"messages": [verse, {"role": "user", "content": parts}, called]}))
+    assert (read.conversations, read.num_refused) == (((SYSTEM, *user_turn("Hi")),), 0)
+
+
+UNREADABLE: list[object] = [
+    {"text": "x"},
+    {"prompt": 3},
+    ["x"],
+    {"messages": []},
+    {"messages": "x"},
+    {"messages": None},
+    {"messages": [{"role": "user"}]},
+    {"messages": [{"role": "assistant", "content": "x"}]},
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+    {"messages": [{"role": "assistant", "content": None}, {"role": "user", "content": "x"}]},
+]
+
+
+@pytest.mark.parametrize("line", UNREADABLE)
+def test_a_line_that_asks_nothing_is_left_out_and_named(tmp_path: Path, line: object) -> None:
+    read = load_conversations(written(tmp_path, {"prompt": "One?"}, line, line))
+    assert (read.conversations, read.num_refused) == ((user_turn("One?"),), 2)
+    assert "log.jsonl:2: neither" in read.first_refused
+
+
+def test_a_file_of_which_no_line_can_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prompts: .*log\.jsonl:1: neither"):
+        load_conversations(written(tmp_path, *UNREADABLE))
+    (tmp_path / "log.jsonl").write_text('{"prompt": \n')
+    with pytest.raises(ConfigError, match=r"log\.jsonl:1: neither"):
+        load_conversations(tmp_path / "log.jsonl")
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_only_a_newline_ends_a_line(tmp_path: Path, separator: str, ending: str) -> None:
+    path = tmp_path / "log.jsonl"
+    text = f"one{separator}two"
+    line = json.dumps({"prompt": text}, ensure_ascii=False)
+    path.write_bytes(f"{line}{ending}{ending}{line}{ending}".encode())
+    assert load_conversations(path).conversations == (user_turn(text),) * 2
 
 
 def test_a_file_without_a_prompt_and_one_that_is_none_are_refused(tmp_path: Path) -> None:
@@ -162,6 +205,33 @@ def test_prompts_none_of_which_can_be_asked_are_an_error(tmp_path: Path) -> None
             hear=lambda share, tokens: None,
             progress=lambda text: None,
         )
+
+
+def test_made_up_prompts_of_an_earlier_run_answer_no_given_one(tmp_path: Path) -> None:
+    target = save_tiny_target(tmp_path / "target")
+    store = RecordStore(tmp_path / "records")
+    sample(settings(tmp_path, ()), store, rounds=1)
+    assert asked(store)
+    with pytest.raises(ConfigError, match="none can be asked: 1 have more than"):
+        sample_texts(
+            settings(tmp_path, (user_turn("far too long " * 400),)),
+            Tokenizer(tmp_path / "target"),
+            target,
+            store,
+            first_round=1,
+            seconds=1.0,
+            tell=lambda now: None,
+            hear=lambda share, tokens: None,
+            progress=lambda text: None,
+        )
+
+
+def test_prompts_that_an_earlier_run_has_asked_have_their_answers(tmp_path: Path) -> None:
+    save_tiny_target(tmp_path / "target")
+    store = RecordStore(tmp_path / "records")
+    sample(settings(tmp_path, PROMPTS[:4]), store, rounds=1)
+    told = sample(settings(tmp_path, PROMPTS[:4]), store, rounds=1, first_round=1)
+    assert told == ["every prompt has its answer; the target makes up more"]
 
 
 def test_system_turns_of_a_log_reach_the_target(tmp_path: Path) -> None:

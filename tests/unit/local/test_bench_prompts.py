@@ -39,6 +39,14 @@ def test_a_sharegpt_file_gives_each_first_human_turn_once(tmp_path: Path) -> Non
     assert load_prompt_file(file) == PromptSet(name="share", prompts=(Prompt(text="Who are you?"), Prompt(text="Why?")))
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_only_a_newline_ends_a_line(tmp_path: Path, separator: str) -> None:
+    file = tmp_path / "a.jsonl"
+    line = json.dumps({"prompt": f"one{separator}two"}, ensure_ascii=False)
+    file.write_bytes(f"{line}\r\n\n{{}}".replace("{}", '{"prompt": "x"}').encode())
+    assert [one.text for one in load_prompt_file(file).prompts] == [f"one{separator}two", "x"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [

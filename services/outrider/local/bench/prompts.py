@@ -93,7 +93,8 @@ def _mixed(sets: Sequence[PromptSet]) -> PromptSet:
 
 def _from_lines(text: str, path: Path) -> tuple[Prompt, ...]:
     prompts = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: it also splits at separators that a JSON string may hold as they are, U+2028 among them.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
