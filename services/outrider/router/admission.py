@@ -107,6 +107,10 @@ class Admission:
         rates = self._check_key(key_id, mine, sequences)
         if rates.requests is not None:
             rates.requests.spend(1, self._clock.now())
+        if not self.requests:
+            self._turnover.resumed(self._clock.now())
+        if not mine.requests:
+            self._own_turnover(key_id).resumed(self._clock.now())
         self.requests += 1
         use = self._uses.setdefault(key_id, mine)
         use.requests += 1

@@ -18,6 +18,8 @@ class Turnover:
 
     Worked example, one completion a second: a key refused for the third time while nobody else waits is
     told 3 s; one refused for the first time beside it 2 s, however often the other has asked.
+
+    Time in which nobody wanted a place is no time that one took: `resumed` leaves it out.
     """
 
     def __init__(self) -> None:
@@ -28,6 +30,12 @@ class Turnover:
         """A place became free."""
         self._completions.append(now_s)
         self._refused.clear()
+
+    def resumed(self, now_s: float) -> None:
+        """A place is taken where all were free: since the last completion nothing could complete."""
+        if self._completions:
+            idle_s = now_s - self._completions[-1]
+            self._completions = deque((at_s + idle_s for at_s in self._completions), maxlen=_WINDOW)
 
     def refused(self, key_id: str, now_s: float) -> float:
         """Count a refusal; returns the seconds to wait, infinite while nothing has completed."""

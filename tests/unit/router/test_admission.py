@@ -114,6 +114,40 @@ async def test_refusals_at_a_keys_own_limit_concern_nobody_else() -> None:
     assert refused.value.retry_after_s == 2.0
 
 
+async def test_a_pause_is_no_time_that_a_completion_took() -> None:
+    time = ManualTime()
+    admission = Admission(replace(LIMITS, max_requests=2, max_requests_per_key=1), time)
+
+    async def told_s(refused: str) -> float:
+        """One request of a second; what another one is told meanwhile."""
+        permit = admission.admit("a")
+        await time.advance(1.0)
+        with pytest.raises(Overloaded) as caught:
+            admission.admit(refused)
+        permit.release(completed=True)
+        return caught.value.retry_after_s
+
+    assert await told_s("a") == LIMITS.max_retry_after_s  # nothing has completed so far
+    await time.advance(600.0)
+    assert [await told_s("a") for _ in range(3)] == [1.0, 1.0, 1.0]
+    # The same at the limit of the router, whatever key it was that paused.
+    admission.update(replace(LIMITS, max_requests=1))
+    await time.advance(600.0)
+    assert await told_s("b") == 1.0
+
+
+async def test_time_in_which_others_run_is_no_pause_of_the_router() -> None:
+    time = ManualTime()
+    admission = Admission(replace(LIMITS, max_requests=2), time)
+    admission.admit("a").release(completed=True)
+    admission.admit("slow")
+    await time.advance(3.0)
+    admission.admit("a")
+    with pytest.raises(Overloaded, match="the limit is 2") as refused:
+        admission.admit("b")
+    assert refused.value.retry_after_s == 3.0
+
+
 async def test_a_key_that_asks_again_and_again_waits_longer_and_nobody_else_does() -> None:
     time = ManualTime()
     admission = Admission(replace(LIMITS, max_requests=1), time)
