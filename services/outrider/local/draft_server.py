@@ -53,12 +53,13 @@ class DraftServer:
             clock=MonotonicClock(),
         )
         loop = DraftLoop(drafter=drafter, config=config)
-        await asyncio.to_thread(loop.start)
         servicer = SpeculationServicer(loop)
         try:
+            await asyncio.to_thread(loop.start)
             server = await start_server([partial(add_SpeculationServiceServicer_to_server, servicer)])
         except BaseException:
-            loop.stop(_STOP_S)
+            # Nobody else knows of its thread; it may be starting at this moment.
+            loop.stop(0.0)
             raise
         return cls(loop, drafter, kv, server)
 
