@@ -41,6 +41,7 @@ PromptFile = Annotated[
     ),
 ]
 HeldOut = Annotated[str, typer.Option(help="Prompt sets that acceptance is measured on, comma-separated; or none.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="Of a draft model; they start from the target's. Default: 4.")]
 HiddenSize = Annotated[
     int | None,
     typer.Option(min=1, help="Channels of a draft model; fewer than the target's means layers from scratch."),
@@ -54,7 +55,7 @@ def distill(
     prompts: PromptFile = None,
     minutes: Annotated[float, typer.Option(help="For everything, about.")] = 60.0,
     method: Method = "draft_model",
-    layers: Annotated[int, typer.Option(min=1, help="Of a draft model; they start from the target's.")] = 4,
+    layers: Layers = None,
     hidden_size: HiddenSize = None,
     vocabulary: Annotated[int, typer.Option(min=1, help="Ids that the draft can propose.")] = 5120,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are left out.")] = 256,
@@ -115,12 +116,15 @@ def _words_at_a_stop() -> Iterator[None]:
 
 
 def _conversations(path: Path) -> "tuple[Conversation, ...]":
-    """What a file asks, by its kind. Raises `ConfigError` naming the file."""
+    """What a file asks, by its kind; says what of it cannot be read. Raises `ConfigError` naming the file."""
     from outrider.distill.prompts import load_conversations, user_turn
     from outrider.local.bench.prompts import load_prompt_file
 
     if path.suffix == ".jsonl":
-        return load_conversations(path)
+        read = load_conversations(path)
+        if read.num_refused:
+            progress(f"prompts: lines left out: {read.num_refused}, the first is {read.first_refused}")
+        return read.conversations
     return tuple(user_turn(one.text) for one in load_prompt_file(path).prompts)
 
 

@@ -82,8 +82,8 @@ def _description(settings: DistillSettings) -> list[str]:
             "answers and features. It has no embedding and no tokenizer of its own: it runs beside its target."
         ]
     return [
-        f"A Llama model of {settings.num_layers} layers for speculative decoding, made by `outrider distill` from its "
-        "target's own answers. Alone it writes nonsense; what it is for is to guess the target's next tokens."
+        f"A Llama model of {settings.draft_layers} layers for speculative decoding, made by `outrider distill` from "
+        "its target's own answers. Alone it writes nonsense; what it is for is to guess the target's next tokens."
     ]
 
 

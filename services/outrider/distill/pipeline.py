@@ -96,9 +96,9 @@ def _check(settings: DistillSettings, target_config: Any) -> None:
         raise ConfigError(f"device: {settings.device}: {str(error).splitlines()[0]}") from error
     if settings.method == "draft_model":
         if settings.hidden_size in (None, target_config.hidden_size):
-            kept_layers(target_config.num_hidden_layers, settings.num_layers)
+            kept_layers(target_config.num_hidden_layers, settings.draft_layers)
         else:
-            narrow_config(target_config, num_layers=settings.num_layers, hidden_size=settings.hidden_size)
+            narrow_config(target_config, num_layers=settings.draft_layers, hidden_size=settings.hidden_size)
 
 
 def _sample(

@@ -15,7 +15,7 @@ _SETTINGS = "settings.json"
 _OF_TEXTS = {"target": "--target", "method": "--method"}
 """What sampled texts belong to, and the options that say so."""
 _OF_TRAINING = {"num_layers": "--layers", "hidden_size": "--hidden-size", "vocabulary_size": "--vocabulary"}
-"""What a checkpoint belongs to. Everything else may change from run to run."""
+"""What a checkpoint belongs to: a head to its vocabulary alone. Everything else may change from run to run."""
 _TRAINED = ("training.pt", "head.pt", "vocabulary.json")
 
 
@@ -41,18 +41,17 @@ class RunState:
         """
         trained = [name for name in _TRAINED if (self._work / name).is_file()]
         bound = (_OF_TEXTS if sampled else {}) | (_OF_TRAINING if trained else {})
-        before = self._read(_SETTINGS)
+        before, now = self._read(_SETTINGS), _noted(settings)
         for name, option in bound.items():
-            mine = getattr(settings, name)
-            if name in before and before[name] != mine:
+            if name in before and name in now and before[name] != now[name]:
                 way = (
                     "" if name in _OF_TEXTS else f"delete {', '.join(trained)} there to train anew on the same texts, "
                 )
                 raise ConfigError(
-                    f"{option}: {mine}, but what lies in {self._work} was made with {before[name]}; "
+                    f"{option}: {now[name]}, but what lies in {self._work} was made with {before[name]}; "
                     f"go on with that, {way}or take another --output"
                 )
-        self._write(_SETTINGS, {name: getattr(settings, name) for name in _OF_TEXTS | _OF_TRAINING})
+        self._write(_SETTINGS, now)
 
     @property
     def sampled(self) -> SampledSoFar:
@@ -77,3 +76,14 @@ class RunState:
         scratch = (self._work / name).with_suffix(".tmp")
         scratch.write_text(json.dumps(value) + "\n", encoding="utf-8")
         scratch.replace(self._work / name)
+
+
+def _noted(settings: DistillSettings) -> dict[str, Any]:
+    noted: dict[str, Any] = {
+        "target": settings.target,
+        "method": settings.method,
+        "vocabulary_size": settings.vocabulary_size,
+    }
+    if settings.method == "draft_model":
+        noted |= {"num_layers": settings.draft_layers, "hidden_size": settings.hidden_size}
+    return noted

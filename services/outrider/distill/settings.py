@@ -14,6 +14,9 @@ __all__ = ["DistillMethod", "DistillSettings", "StageMinutes"]
 
 DistillMethod = Literal["draft_model", "eagle3"]
 
+_DRAFT_LAYERS = 4
+"""Of a draft model for which no number is given."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMinutes:
@@ -46,7 +49,8 @@ class DistillSettings:
     dtype: DType = "bfloat16"
     """Of sampling and evaluation; training keeps float32 weights and computes in bfloat16."""
     threads: int = 1
-    num_layers: int = 4
+    num_layers: int | None = None
+    """Of a draft model; None: `draft_layers` says how many."""
     hidden_size: int | None = None
     """Channels of the draft model; None: the target's, whose first layers it then starts from."""
     vocabulary_size: int = 5120
@@ -64,24 +68,26 @@ class DistillSettings:
     """For the model card."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_layers",
-            "vocabulary_size",
-            "max_prompt_tokens",
-            "max_new_tokens",
-            "num_slots",
-            "top_k",
-            "threads",
-        ):
+        if self.num_layers is not None and self.num_layers < 1:
+            raise ConfigError(f"num_layers: {self.num_layers} is below 1")
+        for name in ("vocabulary_size", "max_prompt_tokens", "max_new_tokens", "num_slots", "top_k", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is below 1")
         for name, prompts in self.held_out.items():
             if not prompts:
                 raise ConfigError(f"held_out: {name} has no prompts")
-        if self.method == "eagle3" and self.hidden_size is not None:
-            raise ConfigError("hidden_size: of a draft model; a head has the target's channels")
+        if self.method == "eagle3":
+            if self.num_layers is not None:
+                raise ConfigError("num_layers (--layers): of a draft model; a head has one")
+            if self.hidden_size is not None:
+                raise ConfigError("hidden_size: of a draft model; a head has the target's channels")
         if not (self.minutes.sample > 0 and self.minutes.train > 0):
             raise ConfigError("minutes: every stage needs some time")
+
+    @property
+    def draft_layers(self) -> int:
+        """Layers of a draft model."""
+        return _DRAFT_LAYERS if self.num_layers is None else self.num_layers
 
     @property
     def work(self) -> Path:

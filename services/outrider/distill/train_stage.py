@@ -49,10 +49,10 @@ def train_draft(
     device = torch.device(settings.device)
     projection = None
     if settings.hidden_size is None or settings.hidden_size == target.config.hidden_size:
-        student = make_student(target, kept_layers(target.config.num_hidden_layers, settings.num_layers))
+        student = make_student(target, kept_layers(target.config.num_hidden_layers, settings.draft_layers))
     else:
         student, projection = make_narrow_student(
-            target, num_layers=settings.num_layers, hidden_size=settings.hidden_size
+            target, num_layers=settings.draft_layers, hidden_size=settings.hidden_size
         )
         projection = projection.to(device)
     student.to(device=device)  # type: ignore[call-arg]

@@ -80,6 +80,20 @@ def test_prompts_of_both_kinds_of_file_reach_the_tool(
     assert (settings.minutes.sample, settings.minutes.train) == (4.0, 4.5)
 
 
+def test_lines_that_cannot_be_read_are_counted_aloud_and_end_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def reached(*args: object) -> NoReturn:
+        raise StopRequested("SIGINT")
+
+    monkeypatch.setattr(outrider.distill.pipeline, "distill", reached)
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"prompt": "Why?"}\n{"prompt": \n[]\n')
+    code, output = invoked("--output", str(tmp_path / "draft"), "--prompts", str(path), "--held-out", "none")
+    assert code == 130
+    assert f"prompts: lines left out: 2, the first is {path}:2: neither" in " ".join(output.split())
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -88,6 +102,7 @@ def test_prompts_of_both_kinds_of_file_reach_the_tool(
         (["--held-out", "nothing"], "there is no set 'nothing'; known: chat"),
         (["--target", "nobody"], "'nobody' is no folder"),
         (["--method", "eagle3", "--hidden-size", "64"], "hidden_size: of a draft model"),
+        (["--method", "eagle3", "--layers", "4"], "num_layers (--layers): of a draft model"),
     ],
 )
 def test_what_cannot_work_is_one_line(tmp_path: Path, options: list[str], problem: str) -> None:

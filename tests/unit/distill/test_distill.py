@@ -20,6 +20,7 @@ from outrider.distill.narrow import make_narrow_student
 from outrider.distill.pipeline import DistillReport, distill
 from outrider.distill.prompts import user_turn
 from outrider.distill.records import RecordStore, TokenKind
+from outrider.distill.run_state import RunState
 from outrider.distill.sample_stage import engine_for
 from outrider.distill.settings import DistillSettings, StageMinutes
 from outrider.distill.student import kept_layers, make_student
@@ -214,7 +215,7 @@ def test_a_class_without_held_out_prompts_is_refused(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         (
-            {"method": "eagle3"},
+            {"method": "eagle3", "num_layers": None},
             "--method: eagle3, but what lies in .*work was made with draft_model; go on with that, or",
         ),
         ({"num_layers": 1}, "--layers: 1, but .* made with 2; .*delete training.pt, vocabulary.json there"),
@@ -241,7 +242,28 @@ def test_texts_serve_another_training_once_the_old_one_is_deleted(tmp_path: Path
 
 def test_a_head_has_no_channels_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="hidden_size: of a draft model"):
-        settings(tmp_path, method="eagle3", hidden_size=32)
+        settings(tmp_path, method="eagle3", num_layers=None, hidden_size=32)
+    with pytest.raises(ConfigError, match=r"num_layers \(--layers\): of a draft model"):
+        settings(tmp_path, method="eagle3", num_layers=4)
+
+
+def test_the_usual_number_of_layers_given_or_not_is_the_same_run(tmp_path: Path) -> None:
+    (tmp_path / "training.pt").touch()
+    state = RunState(tmp_path)
+    state.claim(settings(tmp_path, num_layers=4), sampled=True)
+    state.claim(settings(tmp_path, num_layers=None), sampled=True)
+    with pytest.raises(ConfigError, match=r"--layers: 2, but what lies in .* was made with 4"):
+        state.claim(settings(tmp_path, num_layers=2), sampled=True)
+
+
+def test_a_head_that_an_earlier_version_bound_to_layers_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "head.pt").touch()
+    head = settings(tmp_path, method="eagle3", num_layers=None)
+    before = {"target": head.target, "method": "eagle3", "num_layers": 6, "hidden_size": 9, "vocabulary_size": 100}
+    (tmp_path / "settings.json").write_text(json.dumps(before))
+    RunState(tmp_path).claim(head, sampled=True)
+    with pytest.raises(ConfigError, match="--vocabulary: 50, but"):
+        RunState(tmp_path).claim(replace(head, vocabulary_size=50), sampled=True)
 
 
 def test_a_stop_in_training_loses_no_step(tmp_path: Path) -> None:
