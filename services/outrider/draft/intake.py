@@ -110,7 +110,7 @@ class Intake:
         for row in verdicts.rows:
             sequence = self._find(link, row.handle)
             if sequence is not None:
-                winner = self._residents.settle(sequence, row)
+                winner = self._residents.settle(link, sequence, row)
                 self._repair(link, sequence, sequence.apply_verdict(row))
                 if winner is not None and winner.written[: len(sequence.text)] == sequence.text[: len(winner.written)]:
                     sequence.chain = winner

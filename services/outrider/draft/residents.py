@@ -125,7 +125,7 @@ class Residents:
         else:
             self.refuse(link, sequence.handle, reason)
 
-    def settle(self, sequence: DraftSequence, row: VerdictRow) -> Branch | None:
+    def settle(self, link: Link, sequence: DraftSequence, row: VerdictRow) -> Branch | None:
         """The step in flight is over: learn from it, keep the branch of its outcome, free the others.
 
         Returns that branch, whose KV the sequence now owns; None when there was none.
@@ -140,7 +140,10 @@ class Residents:
             return None
         self.kv.adopt(sequence.kv_key, winner.branch.kv_key)
         winner.branch.kv_key, sequence.written = sequence.kv_key, winner.branch.written
-        sequence.adopted_block_id = winner.block_id
+        if in_flight.sent_len:
+            sequence.adopted_block_id = winner.block_id
+        else:
+            link.margin.learn(lost=True, late=True)  # the target has never heard of it
         winner.branch.wanted = False  # what is left of it is drafted only if the target asks
         self._counters.adopted += 1
         return winner.branch

@@ -95,3 +95,31 @@ def test_what_one_target_loses_shortens_no_other_targets_tables() -> None:
         max(len(one.proposal) for table in peer.take(OutcomeTable) for one in table.entries) for peer in (far, near)
     ]
     assert lengths == [1, 4]
+
+
+def test_a_table_that_the_verdict_comes_before_is_lost_and_that_is_learned_once() -> None:
+    """The target says 40 ms and takes 5.5: with the time that is kept free at first, no table is ever sent."""
+    bench = Bench(num_blocks=2000, table_margin_s=START_S)
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT)
+    sequence = bench.drafter._residents.links[1].sequences[1]
+    ends = 0.0
+
+    def verdict() -> None:
+        in_flight = sequence.in_flight
+        if in_flight is not None and in_flight.branches and bench.clock.time >= ends:
+            come_true(peer, *next(iter(in_flight.branches)))
+
+    margins = []
+    for _ in range(30):
+        margins.append(margin_s(peer))
+        launch(peer, budget_us=40_000)
+        ends = bench.clock.time + 0.0055  # in the third draft step
+        while bench.drafter.has_work:
+            bench.step(verdict)
+        if peer.take(OutcomeTable):
+            break
+    else:
+        raise AssertionError("no table goes out in time")
+    assert margins == pytest.approx([START_S * 1.2**count for count in range(len(margins))])
+    assert len(margins) > 10
