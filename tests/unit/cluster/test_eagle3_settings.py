@@ -65,7 +65,7 @@ def test_the_memory_plan_counts_stored_features(tmp_path: Path) -> None:
     model = {"name": str(tmp_path / "target"), "max_model_len": 64}
 
     def block_bytes(settings: Settings) -> int:
-        plan = target_plan(settings, ENVIRONMENT, 16 * GIB, lambda text: None)
+        plan = target_plan(settings, ENVIRONMENT, lambda device: 16 * GIB, lambda text: None)
         assert plan is not None
         return plan.plan.block_bytes
 
