@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import signal
 import subprocess
 import sys
 
@@ -42,12 +43,19 @@ async def test_status_names_nodes_replicas_and_the_rank_that_failed(scripted_clu
     assert {one.name: one.running for one in fleet.deployments} == {"Router": 1, "Target": 1, "Draft": 1}
 
 
-def test_watching_looks_again_and_again(scripted_cluster: Served) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_watching_looks_again_and_again_until_it_is_stopped(scripted_cluster: Served, stop: signal.Signals) -> None:
     arguments = ["--watch", "--json", "--interval", "0.2", "--address", scripted_cluster.address]
-    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True) as process:
+    # As a shell starts what runs in the background: whoever runs the tests may be such a process too.
+    ignoring = [
+        sys.executable,
+        "-c",
+        "import os, signal, sys; signal.signal(2, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])",
+    ]
+    with subprocess.Popen([*ignoring, *COMMAND, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         looks = [json.loads(process.stdout.readline()) for _ in range(2)]
-        process.send_signal(2)
+        process.send_signal(stop)
         assert process.wait(20) == 0
     assert [len(one["engines"]) for one in looks] == [1, 1]
     assert looks[0]["deployments"]

@@ -19,6 +19,7 @@ from outrider.rpc.client import OutriderClient
 from outrider_cluster.cli.calling import client_options
 from outrider_cluster.cli.status_screen import status_screen
 from outrider_cluster.cli.terminal import errors_as_exit_codes, messages
+from outrider_cluster.stopping import StopSignals
 
 __all__ = ["status"]
 
@@ -28,16 +29,15 @@ _Answer = tuple[ModelDescription, Sequence[EngineStatus], FleetStatus]
 def status(
     address: Annotated[str, typer.Option(help="HOST:PORT of the gRPC ingress.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a look.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C or SIGTERM.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
 ) -> None:
     """Show nodes, replicas, batch, KV, queue, speculation on or off and why, acceptance, drafts, last errors."""
     with errors_as_exit_codes():
         if watch:
-            try:
+            # Ctrl-C alone would not do: a shell starts what runs in the background with SIGINT ignored.
+            with StopSignals():
                 asyncio.run(_watch(address, interval, as_json=as_json))
-            except KeyboardInterrupt:
-                return
         answer = asyncio.run(_ask(address))
         if as_json:
             typer.echo(_json(answer))
