@@ -1,6 +1,7 @@
 """What scripts read from the command: keys, lines and exit codes."""
 
 import io
+import signal
 import sys
 from pathlib import Path
 
@@ -193,11 +194,13 @@ def test_watching_survives_a_look_that_nobody_answers(runner: CliRunner, monkeyp
         unsupported_fields=(),
         server_version="1",
     )
-    looks = iter([None, EngineUnavailable("nobody is there"), None, KeyboardInterrupt()])
+    looks = iter([None, EngineUnavailable("nobody is there"), None])
 
     async def ask(address: str) -> object:
-        problem = next(looks)
-        if problem is not None:
+        problem = next(looks, "that is enough")
+        if isinstance(problem, str):
+            signal.raise_signal(signal.SIGINT)
+        elif problem is not None:
             raise problem
         return model, [EngineStatus(engine_id="e1", ready=True)], FleetStatus()
 
