@@ -61,6 +61,22 @@ def sample(one: DistillSettings, store: RecordStore, *, rounds: int, first_round
     return told
 
 
+def is_refused(one: DistillSettings, store: RecordStore, problem: str, *, first_round: int) -> None:
+    """The stage raises before it has sampled anything."""
+    with pytest.raises(ConfigError, match=problem):
+        sample_texts(
+            one,
+            Tokenizer(Path(one.target)),
+            AutoModelForCausalLM.from_pretrained(one.target),
+            store,
+            first_round=first_round,
+            seconds=1.0,
+            tell=lambda now: None,
+            hear=lambda share, tokens: None,
+            progress=lambda text: None,
+        )
+
+
 def asked(store: RecordStore) -> list[tuple[int, ...]]:
     return list(store.prompts())
 
@@ -191,39 +207,22 @@ def test_prompts_without_room_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_prompts_none_of_which_can_be_asked_are_an_error(tmp_path: Path) -> None:
-    target = save_tiny_target(tmp_path / "target")
+    save_tiny_target(tmp_path / "target")
     one = settings(tmp_path, (user_turn("far too long " * 400),) * 2)
-    with pytest.raises(ConfigError, match="none can be asked: 2 have more than"):
-        sample_texts(
-            one,
-            Tokenizer(tmp_path / "target"),
-            target,
-            RecordStore(tmp_path / "records"),
-            first_round=0,
-            seconds=1.0,
-            tell=lambda now: None,
-            hear=lambda share, tokens: None,
-            progress=lambda text: None,
-        )
+    is_refused(one, RecordStore(tmp_path / "records"), "none can be asked: 2 have more than", first_round=0)
 
 
 def test_made_up_prompts_of_an_earlier_run_answer_no_given_one(tmp_path: Path) -> None:
-    target = save_tiny_target(tmp_path / "target")
+    save_tiny_target(tmp_path / "target")
     store = RecordStore(tmp_path / "records")
     sample(settings(tmp_path, ()), store, rounds=1)
     assert asked(store)
-    with pytest.raises(ConfigError, match="none can be asked: 1 have more than"):
-        sample_texts(
-            settings(tmp_path, (user_turn("far too long " * 400),)),
-            Tokenizer(tmp_path / "target"),
-            target,
-            store,
-            first_round=1,
-            seconds=1.0,
-            tell=lambda now: None,
-            hear=lambda share, tokens: None,
-            progress=lambda text: None,
-        )
+    is_refused(
+        settings(tmp_path, (user_turn("far too long " * 400),)),
+        store,
+        "none can be asked: 1 have more than",
+        first_round=1,
+    )
 
 
 def test_prompts_that_an_earlier_run_has_asked_have_their_answers(tmp_path: Path) -> None:
@@ -250,23 +249,12 @@ def test_system_turns_of_a_log_reach_the_target(tmp_path: Path) -> None:
 
 
 def test_system_turns_cannot_join_texts_behind_a_longer_prefix(tmp_path: Path) -> None:
-    target = save_tiny_target(tmp_path / "target")
+    save_tiny_target(tmp_path / "target")
     frame = ChatFrame.of(Tokenizer(tmp_path / "target"))
     assert len(frame.before) > 2
     store = RecordStore(tmp_path / "records")
     sample(settings(tmp_path, PROMPTS), store, rounds=1)
-    with pytest.raises(ConfigError, match="system turns of their own"):
-        sample_texts(
-            settings(tmp_path, ((SYSTEM, *user_turn("Why?")),)),
-            Tokenizer(tmp_path / "target"),
-            target,
-            store,
-            first_round=1,
-            seconds=1.0,
-            tell=lambda now: None,
-            hear=lambda share, tokens: None,
-            progress=lambda text: None,
-        )
+    is_refused(settings(tmp_path, ((SYSTEM, *user_turn("Why?")),)), store, "system turns of their own", first_round=1)
 
 
 def test_shards_behind_different_prefixes_are_refused(tmp_path: Path) -> None:
