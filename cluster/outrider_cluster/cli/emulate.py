@@ -29,6 +29,7 @@ def emulate(
         typer.Option(help="virtual: software is free and noise absent; wall: real time, real gRPC, real waits."),
     ] = "virtual",
     k: Annotated[int, typer.Option("--k", help="Draft tokens a round; auto chooses its own.")] = 7,
+    branches: Annotated[int, typer.Option(help="Outcomes of a sequence drafted for; auto chooses its own.")] = 24,
     steps: Annotated[int | None, typer.Option(help="Measured engine steps of each run.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes of a virtual sweep.")] = _JOBS,
 ) -> None:
@@ -50,6 +51,7 @@ def emulate(
             acceptances=listed("--alphas", alphas, float),
             modes=listed("--modes", modes, EmulationMode),
             k=k,
+            branches=branches,
             steps=steps,
         )
         for file in (as_json, plot):

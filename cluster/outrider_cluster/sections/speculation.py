@@ -57,7 +57,7 @@ class SpeculationSettings(Section):
     """How blocks are obtained. sequential: drafted on request, while the target waits; cached: drafted
     ahead for likely outcomes, while the target verifies; auto: whatever the measured times, acceptance
     and hit rate say is fastest now, plain decoding included."""
-    max_branches: PositiveInt = 24
+    max_branches: PositiveInt = 64
     """cached: most outcomes per sequence that the draft prepares for."""
     max_num_draft_tokens: int = Field(default=5, ge=0, le=64)
     """Most draft tokens per round, K."""

@@ -34,8 +34,8 @@ class GateSettings:
     mode: SpeculationMode | None = SpeculationMode.SEQUENTIAL
     """How blocks are obtained: on request (SEQUENTIAL), drafted ahead for likely outcomes (CACHED),
     or as the gate's own estimates say, plain decoding included (None)."""
-    max_branches: int = 24
-    """Cached mode: most outcomes per sequence that the draft prepares for."""
+    max_branches: int = 64
+    """Cached mode: most outcomes per sequence that the draft prepares for; it takes as many as pay."""
     max_num_draft_tokens: int = 5
     """Most draft tokens per round, K."""
     batch_size_threshold: int | None = 32

@@ -36,6 +36,11 @@ class AcceptanceModel:
         """Of a token that was sampled from the draft's own law, whatever its rank there (rejection rule)."""
         return self._accepted / self._judged
 
+    @property
+    def first_rate(self) -> float:
+        """How often the first guess is right, over all margins."""
+        return sum(self._hits) / sum(self._trials)
+
     def probabilities(self, margin: float, num_ranks: int) -> list[float]:
         """Of the guesses at ranks 0 … num_ranks - 1 where the first guess has this margin."""
         bucket = bisect_right(_EDGES, margin)

@@ -4,6 +4,7 @@ One round serves all sequences in flight: one forward for the guesses that are s
 every branch of every sequence in lockstep. Branches share the KV of their common prefix.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from outrider.decoding.propose import ProposeRow, propose
 from outrider.draft.branch import Branch, BranchDrafter
 from outrider.draft.config import DraftConfig
 from outrider.draft.counters import DraftCounters
+from outrider.draft.fan_out import Candidate, TableTime, best_fan_out
+from outrider.draft.forked_text import ForkedText
 from outrider.draft.link import Link
 from outrider.draft.outcomes import Guess, InFlight, Outcome, OutcomeBranch, likely_outcomes
 from outrider.draft.residents import Residents
@@ -43,6 +46,12 @@ class _Flight:
     def current(self) -> bool:
         """False once a verdict or another launch has come."""
         return self.sequence.in_flight is self.in_flight
+
+    def useful_s(self, now: float) -> float:
+        """Until tokens of the table would be late; infinite when its target has named no time."""
+        if self.in_flight.budget_s <= 0.0:
+            return math.inf
+        return self.in_flight.launched_at + self.in_flight.budget_s - self.link.margin.seconds - now
 
 
 class AheadDrafter:
@@ -190,15 +199,26 @@ class AheadDrafter:
                 (one, each) for each in likely_outcomes(one.in_flight, model, one.sequence.eos_token_ids, budget)
             ]
         chosen.sort(key=lambda candidate: -candidate[1].probability)
+        chosen = chosen[: self._config.max_branch_rows]
         planned: list[tuple[_Flight, OutcomeBranch]] = []
         copies: list[tuple[int, int]] = []
-        for flight, outcome in chosen[: self._config.max_branch_rows]:
+        for flight, outcome in chosen[: self._fan_out(flights, chosen)]:
             made = self._fork(flight, outcome, copies)
             if made is not None:
                 planned.append((flight, made))
         if copies:
             self._engine.copy_blocks(copies)
         return planned
+
+    def _fan_out(self, flights: Sequence[_Flight], chosen: Sequence[tuple[_Flight, Outcome]]) -> int:
+        """How many of the outcomes to draft for."""
+        now, places = self._clock.now(), {id(one): place for place, one in enumerate(flights)}
+        return best_fan_out(
+            [Candidate(places[id(flight)], outcome.probability) for flight, outcome in chosen],
+            [TableTime(one.in_flight.num_draft_tokens, one.useful_s(now)) for one in flights],
+            step_s=lambda count: self._timer.expected_ms(count) / 1e3,
+            acceptance=self._residents.model.first_rate,
+        )
 
     def _fork(self, flight: _Flight, outcome: Outcome, copies: list[tuple[int, int]]) -> OutcomeBranch | None:
         """A branch with the sequence's KV up to the outcome's accepted length; None without room.
@@ -221,7 +241,7 @@ class AheadDrafter:
         kv.reserve(key, length + beyond)
         branch = sequence.new_branch(
             kv_key=key,
-            written=[*sequence.text, *in_flight.token_ids[: outcome.num_accepted]],
+            written=ForkedText(sequence.text, in_flight.base_len, in_flight.token_ids[: outcome.num_accepted]),
             pending=[outcome.next_token_id],
             num_draft_tokens=k + beyond,
         )
@@ -258,7 +278,7 @@ class AheadDrafter:
         if in_flight.budget_s <= 0.0 or not branches:
             return
         growing = [one for one in branches if not one.complete]
-        useful_s = in_flight.launched_at + in_flight.budget_s - flight.link.margin.seconds - now
+        useful_s = flight.useful_s(now)
         if useful_s >= _SPARE_STEPS * step_s:
             in_flight.block_len = in_flight.num_draft_tokens
         elif useful_s >= -_TOLERANCE * step_s or not in_flight.sent_len:

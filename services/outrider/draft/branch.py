@@ -12,6 +12,7 @@ from outrider.core.proposal import SparseLaw
 from outrider.core.sampling import SamplingParams
 from outrider.core.speculation import VerificationRule
 from outrider.decoding.propose import Draws, ProposedToken, ProposeRow, draw
+from outrider.draft.forked_text import ForkedText
 from outrider.draft.timing import StepTimer
 from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine, wait_of
 from outrider.engine.sequence_kv import KVCache
@@ -28,7 +29,7 @@ class Branch:
     """
 
     kv_key: int
-    written: list[int]
+    written: list[int] | ForkedText
     pending: list[int]
     """The tokens that the next forward runs: at first the rest of the prefix, later the last draw."""
     num_draft_tokens: int
@@ -62,6 +63,11 @@ class Branch:
     def ended(self) -> bool:
         """True behind a token that ends the text."""
         return bool(self.token_ids) and self.token_ids[-1] in self.eos_token_ids
+
+    def continue_as(self, kv_key: int, written: list[int]) -> None:
+        """Go on under another key, and on a list of tokens that equals what is written."""
+        self.kv_key, self.written = kv_key, written
+        self.row = None  # it reads the old list
 
     def push(self, token_id: int) -> None:
         """Add the next token of the block; it is what the next forward runs."""
@@ -111,12 +117,13 @@ class BranchDrafter:
             started, num_branches = self._clock.now(), len(active)
             batch = ForwardBatch(slices=tuple(slices[id(branch)] for branch in active))
             logits = self._engine.forward(batch)  # [branches, vocab]
-            # While the device works: all that neither this forward nor its draws depend on.
+            # While the device works: all that neither this forward nor its draws depend on, and first of it
+            # what somebody waits for.
+            if while_running is not None and self._wait is not None:
+                while_running()
             self.settle()
             slices = self._follow_up(active)
             rows = [branch.row or self._row(branch) for branch in active]
-            if while_running is not None and self._wait is not None:
-                while_running()
             one_each = batch.num_rows <= 2 * num_branches
             if self._wait is not None:
                 self._wait()

@@ -112,7 +112,7 @@ class Intake:
             if sequence is not None:
                 winner = self._residents.settle(link, sequence, row)
                 self._repair(link, sequence, sequence.apply_verdict(row))
-                if winner is not None and winner.written[: len(sequence.text)] == sequence.text[: len(winner.written)]:
+                if winner is not None and sequence.continues(winner, row.base_len):
                     sequence.chain = winner
         now = self._clock.now()
         if now >= link.busy_until and self._residents.num_owed > self._config.max_queued_rows:

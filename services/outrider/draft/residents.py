@@ -139,7 +139,8 @@ class Residents:
         if winner is None:
             return None
         self.kv.adopt(sequence.kv_key, winner.branch.kv_key)
-        winner.branch.kv_key, sequence.written = sequence.kv_key, winner.branch.written
+        sequence.written = winner.branch.written[:]
+        winner.branch.continue_as(sequence.kv_key, sequence.written)
         if in_flight.sent_len:
             sequence.adopted_block_id = winner.block_id
         else:

@@ -11,6 +11,7 @@ from outrider.core.proposal import Proposal, SparseLaw
 from outrider.core.speculation import ProposalSource, SpeculationMode, VerificationRule
 from outrider.draft.branch import Branch
 from outrider.draft.feature_rows import FeatureRows
+from outrider.draft.forked_text import ForkedText
 from outrider.draft.outcomes import Guess, InFlight
 
 __all__ = ["Divergence", "DraftSequence", "Stage"]
@@ -222,6 +223,11 @@ class DraftSequence:
         self._rewrite(first, token_ids)
         return None
 
+    def continues(self, branch: Branch, base_len: int) -> bool:
+        """Whether a branch that was forked at `base_len` agrees with the text from there on."""
+        written = branch.written[base_len : len(self.text)]
+        return written == self.text[base_len : base_len + len(written)]
+
     def branch(self, num_draft_tokens: int) -> Branch:
         """The branch behind the whole text: the one that was begun already, or a new one."""
         if self.chain is None:
@@ -235,7 +241,9 @@ class DraftSequence:
         self.chain.wanted = True
         return self.chain
 
-    def new_branch(self, *, kv_key: int, written: list[int], pending: list[int], num_draft_tokens: int) -> Branch:
+    def new_branch(
+        self, *, kv_key: int, written: list[int] | ForkedText, pending: list[int], num_draft_tokens: int
+    ) -> Branch:
         """A continuation of `written` + `pending` under this sequence's law."""
         return Branch(
             kv_key=kv_key,

@@ -27,7 +27,6 @@ from outrider.engine.emulated.device import DeviceProfile
 
 __all__ = ["BoundModel", "expected_tokens", "outcome_hit_rate"]
 
-_MAX_BRANCHES = 24
 _MAX_DRAFT_ROWS = 256
 
 
@@ -65,9 +64,9 @@ class BoundModel:
         step_s = self._verify_s(batch, batch * (1 + k)) + 2 * self.hop_s + k * self._draft_s(batch, 1)
         return expected_tokens(self.acceptance, k) / step_s
 
-    def cached(self, batch: int, k: int, branches: int | None = None) -> float:
-        """Tokens per second of each stream; `branches` None: as many as pay on an accelerator."""
-        branches = branches or max(1, min(_MAX_BRANCHES, _MAX_DRAFT_ROWS // batch))
+    def cached(self, batch: int, k: int, max_branches: int) -> float:
+        """Tokens per second of each stream."""
+        branches = max(1, min(max_branches, _MAX_DRAFT_ROWS // batch))
         hits = outcome_hit_rate(self.acceptance, k, branches, self.rank_shares)
         tokens = expected_tokens(self.acceptance, k)
         draft_s = self._draft_s(batch, branches)
@@ -86,10 +85,11 @@ class BoundModel:
                 best = max(best, yielded / (step_s + (1 - full) * wait_s))
         return best
 
-    def best(self, batch: int, max_k: int) -> float:
+    def best(self, batch: int, max_k: int, max_branches: int) -> float:
         """Of every schedule with at most `max_k` draft tokens, the highest."""
-        speculative = [one(batch, k) for k in range(1, max_k + 1) for one in (self.sequential, self.cached)]
-        return max([self.plain(batch), *speculative])
+        lengths = range(1, max_k + 1)
+        sequential = [self.sequential(batch, k) for k in lengths]
+        return max([self.plain(batch), *sequential, *(self.cached(batch, k, max_branches) for k in lengths)])
 
     def _verify_s(self, batch: int, rows: float) -> float:
         return self.target.step_s(rows=round(rows), kv_tokens=batch * self.context_len)

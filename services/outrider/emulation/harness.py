@@ -38,6 +38,8 @@ class EmulationRun:
     acceptance: float = 0.85
     k: int = 7
     """Draft tokens a round; `auto` chooses its own, whatever this says."""
+    branches: int = 24
+    """Most outcomes of a sequence that are drafted for; `auto` leaves that to the draft."""
     steps: int = 256
     """Engine steps that are measured."""
     warmup_steps: int = 32
@@ -76,7 +78,7 @@ class Row:
     """Share of the time that the draft's device was busy."""
 
 
-def gate_for(mode: EmulationMode, k: int) -> GateSettings:
+def gate_for(mode: EmulationMode, k: int, branches: int = 24) -> GateSettings:
     """Settings under which an engine runs in one mode, whatever the load.
 
     `auto` is left to the gate's own estimates: no threshold of load or acceptance gets in their way.
@@ -90,7 +92,7 @@ def gate_for(mode: EmulationMode, k: int) -> GateSettings:
         case EmulationMode.SEQUENTIAL:
             return replace(settings, mode=SpeculationMode.SEQUENTIAL)
         case EmulationMode.CACHED:
-            return replace(settings, mode=SpeculationMode.CACHED)
+            return replace(settings, mode=SpeculationMode.CACHED, max_branches=branches)
         case EmulationMode.AUTO:
             return replace(settings, preference=SpeculationPreference.AUTO, mode=None, max_num_draft_tokens=MAX_K)
 
@@ -102,7 +104,7 @@ def run_emulation(run: EmulationRun, *, clock: EmulationClock = "virtual") -> Ro
     Raises what a part of the run raises.
     """
     settings = _pair(run)
-    gate = run.gate or gate_for(run.mode, run.k)
+    gate = run.gate or gate_for(run.mode, run.k, run.branches)
     drafts = run.mode is not EmulationMode.PLAIN
     load = Load(warmup_steps=run.warmup_steps, steps=run.steps, first_seed=run.first_seed)
     if clock == "wall":
@@ -163,6 +165,6 @@ def _bound(run: EmulationRun, settings: PairSettings, span: Sample) -> float:
         case EmulationMode.SEQUENTIAL:
             return model.sequential(run.batch, run.k)
         case EmulationMode.CACHED:
-            return model.cached(run.batch, run.k)
+            return model.cached(run.batch, run.k, run.branches)
         case EmulationMode.AUTO:
-            return model.best(run.batch, MAX_K)
+            return model.best(run.batch, MAX_K, GateSettings().max_branches)

@@ -25,6 +25,7 @@ def report_as_json(sweep: Sweep, rows: Sequence[Row], *, clock: str) -> dict[str
             "verify_ms": 1e3 * profile.target.step_s(rows=1 + sweep.k),
             "draft_step_ms": 1e3 * profile.draft.step_s(rows=1),
             "k": sweep.k,
+            "branches": sweep.branches,
             "target": asdict(profile.target),
             "draft": asdict(profile.draft),
             "text": asdict(sweep.text),

@@ -26,6 +26,8 @@ class Sweep:
     modes: tuple[EmulationMode, ...] = tuple(EmulationMode)
     k: int = 7
     """Draft tokens a round; `auto` chooses its own, whatever this says."""
+    branches: int = 24
+    """Most outcomes that are drafted for, of each sequence; `auto` leaves that to the draft."""
     steps: int | None = None
     """Measured engine steps of each run; None: as many as give several hundred rounds."""
     profile: PairProfile = field(default_factory=PairProfile)
@@ -42,6 +44,8 @@ class Sweep:
             raise ConfigError(f"acceptances: {self.acceptances} are not all in [0, 1]")
         if not 1 <= self.k <= 16:
             raise ConfigError(f"k: {self.k} is outside [1, 16]")
+        if self.branches < 1:
+            raise ConfigError(f"branches: {self.branches} is below 1")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps: {self.steps} is below 1")
 
@@ -59,6 +63,7 @@ class Sweep:
                         batch=batch,
                         acceptance=acceptance,
                         k=self.k,
+                        branches=self.branches,
                         steps=steps,
                         warmup_steps=max(_MIN_STEPS // 2, steps // _WARMUP_SHARE),
                         profile=self.profile,

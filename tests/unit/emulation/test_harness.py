@@ -39,8 +39,8 @@ def test_the_bounds_are_those_of_the_design() -> None:
     model = reference()
     assert outcome_hit_rate(0.85, 7, 24, COUPLED_RANK_SHARES) == pytest.approx(0.80, abs=0.02)
     assert model.sequential(1, 7) == pytest.approx(216, abs=2)
-    assert model.cached(1, 7) == pytest.approx(318, abs=6)
-    assert model.cached(1, 10) == pytest.approx(342, abs=8)
+    assert model.cached(1, 7, 24) == pytest.approx(318, abs=6)
+    assert model.cached(1, 10, 24) == pytest.approx(342, abs=8)
 
 
 def test_expected_tokens_are_the_geometric_sum() -> None:
