@@ -83,7 +83,7 @@ async def test_laws_come_for_the_launched_block_or_in_the_table(servers: Servers
         assert transport.send([opening])
         await receive(transport, OpenAck)
         assert transport.send([in_flight(len(PROMPT), None)])
-        for entry in (await receive(transport, OutcomeTable)).entries:
+        for entry in (await receive(transport, OutcomeTable)).entries():
             assert len(entry.proposal.laws) == (0 if late else len(entry.proposal))
         if late:
             assert transport.send([came_true(entry.next_token_id), in_flight(len(PROMPT) + 1, entry.proposal)])

@@ -13,6 +13,7 @@ from tests.contract.rpc_fakes import HELLO, RealClock, ScriptedDraft, Servers, e
 
 from outrider.core.link import (
     Busy,
+    Capability,
     CloseSequence,
     Drain,
     Goodbye,
@@ -23,12 +24,15 @@ from outrider.core.link import (
     LinkUp,
     OpenAck,
     OpenSequence,
+    OutcomeEntry,
+    OutcomeTable,
     Ping,
     Pong,
     Resync,
 )
+from outrider.core.proposal import Proposal
 from outrider.core.sampling import SamplingParams
-from outrider.core.speculation import VerificationRule
+from outrider.core.speculation import ProposalSource, VerificationRule
 from outrider.rpc.aio_calls import END, open_stream
 from outrider.rpc.backoff import BackoffOptions
 from outrider.rpc.channel_options import Keepalive
@@ -236,6 +240,49 @@ async def test_an_unreachable_draft_is_reported_once_and_the_next_candidate_trie
         target.transport.set_addresses(["127.0.0.1:1", server.address])
         assert (await target.down()).cause.startswith("UNAVAILABLE")
         assert (await target.up()).address == server.address
+
+
+def table() -> OutcomeTable:
+    entries = [
+        OutcomeEntry(
+            num_accepted=accepted,
+            next_token_id=40 + accepted,
+            proposal=Proposal(
+                base_len=21 + accepted,
+                block_id=1 + accepted,
+                token_ids=tuple(range(accepted, 4)),
+                source=ProposalSource.DRAFT,
+            ),
+        )
+        for accepted in range(4)
+    ]
+    return OutcomeTable.of(1, 20, 9, entries)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+async def test_a_table_is_sent_as_the_target_reads_it(servers: Servers, packed: bool) -> None:
+    """As columns to a target that says so, as entries to one that knows nothing else; either brings the same."""
+    without = HELLO.capabilities - {Capability.PACKED_TABLES}
+    hello = replace(HELLO, capabilities=without | {Capability.PACKED_TABLES} if packed else without)
+    draft = ScriptedDraft()
+    server, _ = await serve(servers, draft)
+    async with engine(server.address, hello) as target:
+        await target.up()
+        draft.sessions[0].push(table())
+        assert await target.next() == table()
+        assert target.transport.dropped == 0
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = open_stream(SpeculationServiceStub(channel).Link)
+        unknown = LinkIdentity(link_id=77, engine_epoch=3, draft_incarnation=0)
+        await call.write(LinkWriter(unknown).hello(hello))
+        assert isinstance(await call.read(), pb.LinkResponse)
+        draft.sessions[1].push(table())
+        response = await call.read()
+        assert isinstance(response, pb.LinkResponse)
+        (event,) = response.events
+        assert len(event.outcome_table.entries) == (0 if packed else 4)
+        assert len(event.outcome_table.block_ids) == (4 if packed else 0)
+        await call.done_writing()
 
 
 async def test_garbage_from_a_draft_is_dropped_and_counted(servers: Servers) -> None:

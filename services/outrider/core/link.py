@@ -6,6 +6,7 @@ The meaning of each is in `protos/outrider/v1/speculation.proto`.
 from dataclasses import dataclass
 from enum import Enum
 
+from outrider.core.outcome_table import OutcomeEntry, OutcomeTable
 from outrider.core.policy import RoundPlan
 from outrider.core.proposal import BlockLaws, Proposal
 from outrider.core.sampling import SamplingParams
@@ -61,6 +62,7 @@ class Capability(Enum):
     SPARSE_LAWS = "sparse_laws"
     FEATURES = "features"
     LATE_LAWS = "late_laws"
+    PACKED_TABLES = "packed_tables"
 
 
 def capabilities(*, stores_features: bool) -> frozenset[Capability]:
@@ -163,6 +165,8 @@ class LaunchRow:
     """The draft's block; 0 when it is not the draft's, or none is here. One that is here but not in flight has
     `num_used` 0."""
     num_used: int
+    num_arrived: int = 0
+    """Tokens of the named block that were here when the step started; 0 where the target does not say."""
     source: ProposalSource | None
     token_ids: tuple[int, ...] = ()
     """The ids when the block is not the draft's."""
@@ -292,26 +296,6 @@ class DraftProposal:
 
     handle: int
     proposal: Proposal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutcomeEntry:
-    """If `num_accepted` are accepted and `next_token_id` follows, `proposal` is the next block."""
-
-    num_accepted: int
-    next_token_id: int
-    proposal: Proposal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutcomeTable:
-    """Blocks for likely outcomes of the block in flight, best first."""
-
-    handle: int
-    base_len: int
-    parent_block_id: int
-    entries: tuple[OutcomeEntry, ...]
-    last: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,10 @@ every branch of every sequence in lockstep. Branches share the KV of their commo
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from outrider.core.link import OutcomeEntry, OutcomeTable
+from outrider.core.link import OutcomeTable
 from outrider.core.ports import Clock
-from outrider.core.proposal import Proposal
-from outrider.core.speculation import ProposalSource
 from outrider.decoding.propose import ProposeRow, propose
 from outrider.draft.branch import Branch, BranchDrafter
 from outrider.draft.config import DraftConfig
@@ -27,7 +26,6 @@ from outrider.engine.base import ForwardBatch, ForwardSlice, ModelEngine, wait_o
 
 __all__ = ["AheadDrafter"]
 
-_ENTRIES_PER_TABLE = 32
 _TOLERANCE = 0.25
 """Of a step: what is added to a table may be this much later than tokens that are just in time."""
 _SPARE_STEPS = 2
@@ -306,34 +304,30 @@ class AheadDrafter:
         """Queue the table, or what its blocks have gained since it was sent."""
         in_flight, sent_len = flight.in_flight, flight.in_flight.sent_len
         longer = [made for made in in_flight.branches.values() if len(made.branch.token_ids) > sent_len]
-        entries = [_entry(flight, made) for made in longer]
         in_flight.sent_len = in_flight.block_len
         if not sent_len:
             self._counters.tables += 1
-            self._counters.outcomes += len(entries)
-            self._residents.spans.drafted(flight.sequence.kv_key, what="table", size=len(entries))
-        for start in range(0, len(entries), _ENTRIES_PER_TABLE):
-            flight.link.send(
-                OutcomeTable(
-                    handle=flight.sequence.handle,
-                    base_len=in_flight.base_len,
-                    parent_block_id=in_flight.block_id,
-                    entries=tuple(entries[start : start + _ENTRIES_PER_TABLE]),
-                    last=start + _ENTRIES_PER_TABLE >= len(entries),
-                )
-            )
+            self._counters.outcomes += len(longer)
+            self._residents.spans.drafted(flight.sequence.kv_key, what="table", size=len(longer))
+        table = _table(flight, longer, with_laws=not flight.link.late_laws)
+        # A greedy token's law says nothing that its id does not: such a block is judged by its ids.
+        laws_follow = flight.link.late_laws and not flight.sequence.opening.sampling.greedy
+        flight.sequence.remember_table(table, late_laws=[made.branch.laws for made in longer] if laws_follow else ())
+        flight.link.send(table)
 
 
-def _entry(flight: _Flight, made: OutcomeBranch) -> OutcomeEntry:
-    outcome, length, sequence = made.outcome, flight.in_flight.block_len, flight.sequence
-    laws = tuple(made.branch.laws[:length])
-    block = Proposal(
-        base_len=flight.in_flight.base_len + outcome.num_accepted + 1,
-        block_id=made.block_id,
-        token_ids=tuple(made.branch.token_ids[:length]),
-        source=ProposalSource.DRAFT,
-        laws=() if flight.link.late_laws else laws,
+def _table(flight: _Flight, longer: Sequence[OutcomeBranch], *, with_laws: bool) -> OutcomeTable:
+    """The columns of these outcomes. Made between two steps of the device: nothing is made for each block."""
+    length = flight.in_flight.block_len
+    blocks = [made.branch.token_ids[:length] for made in longer]
+    return OutcomeTable(
+        handle=flight.sequence.handle,
+        base_len=flight.in_flight.base_len,
+        parent_block_id=flight.in_flight.block_id,
+        num_accepted=tuple([made.outcome.num_accepted for made in longer]),
+        next_token_ids=tuple([made.outcome.next_token_id for made in longer]),
+        block_ids=tuple([made.block_id for made in longer]),
+        block_lens=tuple(map(len, blocks)),
+        token_ids=tuple(chain.from_iterable(blocks)),
+        laws=tuple(chain.from_iterable(made.branch.laws[:length] for made in longer)) if with_laws else (),
     )
-    # A greedy token's law says nothing that its id does not: such a block is judged by its ids.
-    sequence.remember(block, late_laws=laws if flight.link.late_laws and not sequence.opening.sampling.greedy else ())
-    return OutcomeEntry(num_accepted=outcome.num_accepted, next_token_id=outcome.next_token_id, proposal=block)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from outrider.core.link import LaunchRow, OpenSequence, Resync, VerdictRow
+from outrider.core.link import LaunchRow, OpenSequence, OutcomeTable, Resync, VerdictRow
 from outrider.core.policy import RoundPlan
 from outrider.core.prefix_hash import PrefixHash
 from outrider.core.proposal import Proposal, SparseLaw
@@ -13,6 +13,7 @@ from outrider.draft.branch import Branch
 from outrider.draft.feature_rows import FeatureRows
 from outrider.draft.forked_text import ForkedText
 from outrider.draft.outcomes import Guess, InFlight
+from outrider.draft.sent_blocks import SentBlocks
 
 __all__ = ["Divergence", "DraftSequence", "Stage"]
 
@@ -84,8 +85,7 @@ class DraftSequence:
         self._num_ranked = num_ranked
         self._eos_token_ids = frozenset(opening.eos_token_ids)
         self._hash = PrefixHash(self.text)
-        self._blocks: dict[int, Proposal] = {}
-        self._late_laws: dict[int, tuple[SparseLaw, ...]] = {}
+        self._blocks = SentBlocks(len(self.text))
         self._planned_len = 0
         self._trusted_len = 0
 
@@ -164,7 +164,7 @@ class DraftSequence:
             return None
         token_ids: tuple[int, ...] | None = row.token_ids
         if row.block_id:
-            block = self._blocks.get(row.block_id)
+            block = self._blocks.find(row.block_id)
             known = block is not None and block.base_len == row.base_len and row.num_used <= len(block)
             token_ids = block.token_ids[: row.num_used] if known and block is not None else None
         if token_ids is None or not self._valid(token_ids):
@@ -183,7 +183,7 @@ class DraftSequence:
 
     def take_adopted(self, row: LaunchRow) -> Proposal | None:
         """The block that was drafted ahead for this step, once; None when the step took one elsewhere, or had none."""
-        block = self._blocks.get(self.adopted_block_id)
+        block = self._blocks.find(self.adopted_block_id)
         self.adopted_block_id = 0
         return None if row.source is ProposalSource.NGRAM else block
 
@@ -266,26 +266,22 @@ class DraftSequence:
 
     def offer(self, block: Proposal) -> None:
         """Remember a block that goes to the target; the owed round is done."""
-        self.remember(block)
+        self._blocks.add(block)
         self.num_owed = 0
 
-    def remember(self, block: Proposal, *, late_laws: tuple[SparseLaw, ...] = ()) -> None:
-        """Keep a block that the target may name in a verdict, and the laws that it was sent without."""
-        self._blocks[block.block_id] = block
-        if late_laws:
-            self._late_laws[block.block_id] = late_laws
+    def remember_table(self, table: OutcomeTable, *, late_laws: Sequence[Sequence[SparseLaw]] = ()) -> None:
+        """Keep blocks that the target may name, and by row of the table the laws that it was sent without."""
+        self._blocks.add_table(table, late_laws)
 
     def take_laws(self, row: LaunchRow) -> tuple[SparseLaw, ...]:
         """Laws of the tokens in flight that the target lacks. Those of all other blocks are never needed."""
-        laws = self._late_laws.get(row.block_id, ())[: row.num_used]
-        self._late_laws.clear()
-        return laws
+        return self._blocks.take_laws(row.block_id)[: row.num_used]
 
     def _committed_by(self, row: VerdictRow) -> tuple[int, ...] | None:
         """The tokens that a row adds behind its base; None when they are unknown or out of range."""
         accepted: tuple[int, ...] | None = row.accepted_token_ids
         if row.block_id:
-            block = self._blocks.get(row.block_id)
+            block = self._blocks.find(row.block_id)
             # A block that came late is judged by its tail: its base lies before that of the row.
             offset = row.base_len - block.base_len if block is not None else -1
             accepted = block.token_ids[offset:][: row.num_accepted] if block is not None and offset >= 0 else None
@@ -312,12 +308,7 @@ class DraftSequence:
         self.text.extend(token_ids)
         self._hash.truncate(first)
         self._hash.extend(token_ids)
-        self._blocks = {
-            block_id: block
-            for block_id, block in self._blocks.items()
-            if block.base_len + len(block) > len(self.text) and block.base_len <= len(self.text)
-        }
-        self._late_laws = {block_id: laws for block_id, laws in self._late_laws.items() if block_id in self._blocks}
+        self._blocks.text_is(len(self.text))
         self.num_owed = 0
         self.chain = None
         self._planned_len = 0

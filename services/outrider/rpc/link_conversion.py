@@ -62,8 +62,10 @@ class ReadEvents(Generic[E]):
 class LinkWriter:
     """Makes the messages of one side of a link and numbers them, from `messages` + 1 on."""
 
-    def __init__(self, identity: LinkIdentity, *, messages: int = 0) -> None:
+    def __init__(self, identity: LinkIdentity, *, messages: int = 0, packs_tables: bool = False) -> None:
+        """`packs_tables`: the other side reads outcome tables whose outcomes are columns."""
         self._identity = identity
+        self._packs_tables = packs_tables
         self.messages = messages
 
     def hello(self, hello: link.Hello) -> pb.LinkRequest:
@@ -77,7 +79,8 @@ class LinkWriter:
 
     def responses(self, events: Iterable[link.DraftEvent]) -> Iterator[pb.LinkResponse]:
         """The draft's messages, likewise."""
-        converted = [message for event in events for message in draft_event_to_proto(event)]
+        packs = self._packs_tables
+        converted = [message for event in events for message in draft_event_to_proto(event, packs_tables=packs)]
         return (self._response(group) for group in in_groups(converted))
 
     def _request(self, events: Sequence[pb.TargetEvent], traceparent: str = "") -> pb.LinkRequest:

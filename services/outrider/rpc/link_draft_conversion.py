@@ -7,6 +7,7 @@ vocabulary and blocks against the committed text where they are used.
 from collections.abc import Callable, Iterable, Mapping
 
 from outrider.core import link
+from outrider.core.errors import ProtocolError
 from outrider.core.proposal import BlockLaws, Proposal, SparseLaw
 from outrider.core.speculation import ProposalSource
 from outrider.rpc.enums import CAPABILITIES, LINK_ERROR_CODES, REFUSAL_REASONS, protocol_error
@@ -15,15 +16,15 @@ from outrider.v1 import speculation_pb2 as pb
 __all__ = ["MAX_TABLE_ENTRIES", "draft_event_from_proto", "draft_event_to_proto"]
 
 MAX_TABLE_ENTRIES = 64
-"""Entries of an outcome table per message; a larger table is cut into chunks."""
+"""Entries of an outcome table per message; a larger table without columns is cut into chunks."""
 
 
-def draft_event_to_proto(event: link.DraftEvent) -> list[pb.DraftEvent]:
-    """One event, in order; a large outcome table becomes several."""
+def draft_event_to_proto(event: link.DraftEvent, *, packs_tables: bool) -> list[pb.DraftEvent]:
+    """One event, in order; a large outcome table becomes several. `packs_tables`: its outcomes become columns."""
     if isinstance(event, link.DraftProposal):
         return [pb.DraftEvent(proposal=_proposal_to_proto(event.handle, event.proposal))]
     if isinstance(event, link.OutcomeTable):
-        return _table_to_proto(event)
+        return [_columns_to_proto(event)] if packs_tables else _entries_to_proto(event)
     if isinstance(event, BlockLaws):
         return [pb.DraftEvent(block_laws=_block_laws_to_proto(event))]
     if isinstance(event, link.HelloAck):
@@ -154,14 +155,31 @@ def _law_from_proto(message: pb.SparseLaw, field: str) -> SparseLaw:
     return SparseLaw(token_ids=tuple(message.token_ids), probs=tuple(message.probs))
 
 
-def _table_to_proto(table: link.OutcomeTable) -> list[pb.DraftEvent]:
+def _columns_to_proto(table: link.OutcomeTable) -> pb.DraftEvent:
+    event = pb.DraftEvent()
+    columns = event.outcome_table  # filled in place: a message that is put into another is copied
+    columns.handle = table.handle
+    columns.base_len = table.base_len
+    columns.parent_block_id = table.parent_block_id
+    columns.last = table.last
+    columns.num_accepted.extend(table.num_accepted)
+    columns.next_token_ids.extend(table.next_token_ids)
+    columns.block_ids.extend(table.block_ids)
+    columns.block_lens.extend(table.block_lens)
+    columns.token_ids.extend(table.token_ids)
+    columns.laws.extend(_laws_to_proto(table.laws))
+    columns.SetInParent()  # where all of it is zero or empty, too
+    return event
+
+
+def _entries_to_proto(table: link.OutcomeTable) -> list[pb.DraftEvent]:
     entries = [
         pb.OutcomeEntry(
             num_accepted=entry.num_accepted,
             next_token_id=entry.next_token_id,
             proposal=_proposal_to_proto(table.handle, entry.proposal),
         )
-        for entry in table.entries
+        for entry in table.entries()
     ]
     starts = range(0, max(len(entries), 1), MAX_TABLE_ENTRIES)
     return [
@@ -180,13 +198,48 @@ def _table_to_proto(table: link.OutcomeTable) -> list[pb.DraftEvent]:
 
 
 def _table_from_proto(message: pb.OutcomeTable) -> link.OutcomeTable:
+    """Either form. Looks at lengths and block ids alone: of all the outcomes at most one will be looked at."""
+    if message.entries:
+        return _table_from_entries(message)
+    num_outcomes, num_tokens = len(message.block_ids), len(message.token_ids)
+    lengths = {
+        "num_accepted": len(message.num_accepted),
+        "next_token_ids": len(message.next_token_ids),
+        "block_lens": len(message.block_lens),
+    }
+    for field, length in lengths.items():
+        if length != num_outcomes:
+            raise protocol_error(f"outcome_table.{field}", f"{length} for {num_outcomes} blocks")
+    # Slices first: they copy a column in one go.
+    block_ids, block_lens = tuple(message.block_ids[:]), tuple(message.block_lens[:])
+    if 0 in block_ids:
+        raise protocol_error("outcome_table.block_ids", "0 is not a block")
+    if sum(block_lens) != num_tokens:
+        raise protocol_error("outcome_table.token_ids", f"{num_tokens} in blocks of {sum(block_lens)}")
+    if message.laws and len(message.laws) != num_tokens:
+        raise protocol_error("outcome_table.laws", f"{len(message.laws)} laws for {num_tokens} tokens")
     return link.OutcomeTable(
         handle=message.handle,
         base_len=message.base_len,
         parent_block_id=message.parent_block_id,
-        entries=tuple(_entry_from_proto(entry, message.handle) for entry in message.entries),
+        num_accepted=tuple(message.num_accepted[:]),
+        next_token_ids=tuple(message.next_token_ids[:]),
+        block_ids=block_ids,
+        block_lens=block_lens,
+        token_ids=tuple(message.token_ids[:]),
+        laws=tuple(_law_from_proto(law, "outcome_table.laws") for law in message.laws),
         last=message.last,
     )
+
+
+def _table_from_entries(message: pb.OutcomeTable) -> link.OutcomeTable:
+    if message.block_ids:
+        raise protocol_error("outcome_table.entries", "beside columns")
+    entries = [_entry_from_proto(entry, message.handle) for entry in message.entries]
+    try:
+        return link.OutcomeTable.of(message.handle, message.base_len, message.parent_block_id, entries, message.last)
+    except ValueError as error:
+        raise ProtocolError(f"outcome_table.entries.proposal.{error}") from error
 
 
 def _entry_from_proto(entry: pb.OutcomeEntry, handle: int) -> link.OutcomeEntry:

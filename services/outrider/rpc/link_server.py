@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from outrider.core.errors import CompatibilityError, DeadlineExceeded, ProtocolError
-from outrider.core.link import PROTOCOL_VERSION, DraftEvent, Drain, Goodbye, LinkError, LinkErrorCode
+from outrider.core.link import PROTOCOL_VERSION, Capability, DraftEvent, Drain, Goodbye, LinkError, LinkErrorCode
 from outrider.core.ports import DraftService, DraftSession
 from outrider.rpc.aio_calls import read_request
 from outrider.rpc.counters import LinkCounters
@@ -117,7 +117,8 @@ class SpeculationServicer(SpeculationServiceServicer):
             link_id=hello.link_id, engine_epoch=hello.engine_epoch, draft_incarnation=session.ack.incarnation
         )
         reader = LinkReader(identity, max_unfinished_tokens=4 * hello.max_model_len, after_number=header.message_number)
-        return _Link(context, session, reader, LinkWriter(identity), self.counters)
+        writer = LinkWriter(identity, packs_tables=Capability.PACKED_TABLES in hello.capabilities)
+        return _Link(context, session, reader, writer, self.counters)
 
     async def _refuse(self, header: pb.LinkHeader, refusal: _Refused, context: _Context) -> None:
         """Send the reason as a message; the stream ends after it."""

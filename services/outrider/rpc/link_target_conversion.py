@@ -202,6 +202,7 @@ def _launch_to_proto(event: link.Launch) -> pb.Launch:
             source=(pb.PROPOSAL_SOURCE_UNSPECIFIED if row.source is None else PROPOSAL_SOURCES.to_proto(row.source)),
             token_ids=row.token_ids,
             ahead=_plan_to_proto(row.ahead),
+            num_arrived=row.num_arrived,
         )
         for row in event.rows
     ]
@@ -223,6 +224,7 @@ def _launch_row(row: pb.LaunchRow) -> link.LaunchRow:
         base_len=row.base_len,
         block_id=row.block_id,
         num_used=row.num_used,
+        num_arrived=row.num_arrived,
         source=None if plain else PROPOSAL_SOURCES.from_proto(row.source, "launch.rows.source"),
         token_ids=token_ids,
         ahead=_plan_from_proto(row.ahead, "launch.rows.ahead"),

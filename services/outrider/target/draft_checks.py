@@ -5,10 +5,29 @@ from collections.abc import Sequence
 from outrider.core.proposal import Proposal, SparseLaw
 from outrider.core.request import SequenceRequest
 from outrider.core.speculation import VerificationRule
+from outrider.target.proposers import ProposerCounters
 
-__all__ = ["check_laws", "check_proposal", "needs_laws"]
+__all__ = ["BlockChecks", "check_laws", "check_proposal", "needs_laws"]
 
 _LAW_SUM_TOLERANCE = 5e-4  # tighter than the verifier's own, which must never have to refuse
+
+
+class BlockChecks:
+    """Looks at blocks when they are about to be used, and counts those that may not be."""
+
+    def __init__(self, *, vocab_size: int, counters: ProposerCounters) -> None:
+        self._vocab_size = vocab_size
+        self._counters = counters
+        self.laws_follow = False
+        """Whether a block of a table may come without its laws."""
+
+    def may_judge(self, proposal: Proposal, request: SequenceRequest, *, of_table: bool) -> bool:
+        """Whether a block may be judged; one that may not counts as invalid."""
+        sound = check_proposal(
+            proposal, request, vocab_size=self._vocab_size, laws_follow=of_table and self.laws_follow
+        )
+        self._counters.invalid += not sound
+        return sound
 
 
 def needs_laws(request: SequenceRequest) -> bool:

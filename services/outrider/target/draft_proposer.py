@@ -32,7 +32,7 @@ from outrider.core.link import (
 from outrider.core.ports import Clock, DraftTransport
 from outrider.core.proposal import BlockLaws, Proposal, SparseLaw
 from outrider.core.speculation import SpeculationMode, SpeculationReason
-from outrider.target.draft_checks import check_proposal
+from outrider.target.draft_checks import BlockChecks
 from outrider.target.draft_wait import DraftWait
 from outrider.target.feature_feed import FeatureFeed
 from outrider.target.held_sequence import HeldSequence, Phase
@@ -61,10 +61,10 @@ class DraftProposer:
         """`feed`: where a draft's features come from, if the engine stores any."""
         self._transport = transport
         self._clock = clock
-        self._vocab_size = vocab_size
         self._wait = wait
         self._counters = counters
         self._feed = feed
+        self._checks = BlockChecks(vocab_size=vocab_size, counters=counters)
         self._laws = LateLaws(vocab_size=vocab_size, limit_s=wait.limit_s, counters=counters)
         self._held: dict[int, HeldSequence] = {}
         self._outgoing: list[TargetEvent] = []
@@ -241,7 +241,7 @@ class DraftProposer:
                 continue
             if running.sequence.committed_len >= self._link.hello.max_model_len:
                 continue
-            held = self._held[running.handle] = HeldSequence(running.sequence)
+            held = self._held[running.handle] = HeldSequence(running.sequence, self._checks)
             events.append(held.opening())
         return events
 
@@ -327,19 +327,15 @@ class DraftProposer:
                 held.refuse(event.reason)
 
     def _take_block(self, held: HeldSequence, proposal: Proposal) -> None:
-        if check_proposal(proposal, held.sequence.request, vocab_size=self._vocab_size):
+        if self._checks.may_judge(proposal, held.sequence.request, of_table=False):
             held.offer(proposal)
             if proposal.base_len == held.awaited_len and self._wait.answered(self._clock.now()):
                 self._counters.hops_s.append(self._times.answered(self._wait.last_s, len(proposal)))
-        else:
-            self._counters.invalid += 1
 
     def _take_table(self, held: HeldSequence, table: OutcomeTable) -> None:
         """Keep a table for the step in flight; one that came late still serves the next step."""
         if held.book.matches(table.base_len, table.parent_block_id):
-            self._counters.invalid += held.take_table(
-                table, vocab_size=self._vocab_size, laws_follow=self._can(Capability.LATE_LAWS)
-            )
+            self._counters.invalid += not held.book.add(table)
         else:
             self._counters.stale += 1
 
@@ -359,6 +355,7 @@ class DraftProposer:
         self._draining = False
         self._busy_until = 0.0
         self._times.start(event.hello.step_ms)
+        self._checks.laws_follow = self._can(Capability.LATE_LAWS)
         self._start_afresh()
 
     def _lose_link(self, event: LinkDown) -> None:

@@ -2,13 +2,13 @@
 
 from enum import Enum
 
-from outrider.core.link import LaunchRow, OpenSequence, OutcomeTable, RefusalReason, Resync, VerdictRow
+from outrider.core.link import LaunchRow, OpenSequence, RefusalReason, Resync, VerdictRow
 from outrider.core.policy import RoundPlan
 from outrider.core.prefix_hash import PrefixHash
 from outrider.core.proposal import Proposal
 from outrider.core.sequence import Commit, Sequence
 from outrider.core.speculation import ProposalSource, SpeculationMode, SpeculationReason
-from outrider.target.draft_checks import check_proposal
+from outrider.target.draft_checks import BlockChecks
 from outrider.target.outcome_book import OutcomeBook
 from outrider.target.running import Round
 from outrider.target.scheduler import ScheduledRow
@@ -30,7 +30,7 @@ class Phase(Enum):
 class HeldSequence:
     """Bookkeeping for one sequence on one link."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, checks: BlockChecks) -> None:
         self.sequence = sequence
         self.phase = Phase.OPENING
         self.refusal: RefusalReason | None = None
@@ -42,6 +42,7 @@ class HeldSequence:
         """Blocks pushed ahead for the outcomes of the step in flight."""
         self.features_sent = 0
         """Rows whose features were sent: all positions below it."""
+        self._checks = checks
         self._sent_len = 0
         """Length of the text at the draft once it has applied everything that was sent."""
         self._hash = PrefixHash()
@@ -164,24 +165,13 @@ class HeldSequence:
             base_len=self.sequence.committed_len,
             block_id=named.block_id if named is not None else 0,
             num_used=len(block) if block is not None else 0,
+            num_arrived=len(self.block) if named is not None and self.block is not None else 0,
             source=block.source if block is not None else None,
             token_ids=block.token_ids if block is not None and not own else (),
             ahead=ahead,
         )
         self.book.launch(launched)
         return launched
-
-    def take_table(self, table: OutcomeTable, *, vocab_size: int, laws_follow: bool) -> int:
-        """Keep the sound entries of a table for the step in flight; return how many are not."""
-        sound = []
-        for entry in table.entries:
-            block, at = entry.proposal, table.base_len + entry.num_accepted + 1
-            if block.base_len == at and check_proposal(
-                block, self.sequence.request, vocab_size=vocab_size, laws_follow=laws_follow
-            ):
-                sound.append(entry)
-        self.book.add(sound)
-        return len(table.entries) - len(sound)
 
     def look_up(self, commit: Commit) -> None:
         """The step is over: take the block of its outcome, if it was drafted ahead."""
@@ -209,7 +199,7 @@ class HeldSequence:
 
     def take_outcome(self) -> None:
         """Take the block of the last outcome if it has arrived by now, and is longer than one that is here."""
-        block, present = self.book.take(), self.block
+        block, present = self.book.take(self._is_sound), self.block
         if block is not None and (present is None or present.base_len != block.base_len or len(block) > len(present)):
             self.offer(block)
 
@@ -217,6 +207,9 @@ class HeldSequence:
     def has_block(self) -> bool:
         """Whether the block for the present text is here."""
         return self.block is not None and self.block.base_len == self.sequence.committed_len
+
+    def _is_sound(self, block: Proposal) -> bool:
+        return self._checks.may_judge(block, self.sequence.request, of_table=True)
 
     def _is_whole(self, judged: Proposal) -> bool:
         """Whether a judged block is the draft's own from its first token on, not the tail of a late one."""

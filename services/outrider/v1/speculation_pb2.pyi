@@ -49,6 +49,10 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Consumes target features."""
     CAPABILITY_LATE_LAWS: _Capability.ValueType  # 5
     """Blocks of an outcome table come without laws; BlockLaws brings those of the one that is launched."""
+    CAPABILITY_PACKED_TABLES: _Capability.ValueType  # 6
+    """Reads outcome tables whose outcomes are columns. Said by the target alone: a draft needs no word for
+    what it writes.
+    """
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """Optional parts of the protocol."""
@@ -65,6 +69,10 @@ CAPABILITY_FEATURES: Capability.ValueType  # 4
 """Consumes target features."""
 CAPABILITY_LATE_LAWS: Capability.ValueType  # 5
 """Blocks of an outcome table come without laws; BlockLaws brings those of the one that is launched."""
+CAPABILITY_PACKED_TABLES: Capability.ValueType  # 6
+"""Reads outcome tables whose outcomes are columns. Said by the target alone: a draft needs no word for
+what it writes.
+"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _ProposalSource:
@@ -742,6 +750,7 @@ class LaunchRow(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
+    NUM_ARRIVED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Sequence."""
     base_len: _builtins.int
@@ -754,6 +763,10 @@ class LaunchRow(_message.Message):
     """Tokens of it that are verified; a trimmed block has fewer than were proposed."""
     source: Global___ProposalSource.ValueType
     """Who made it."""
+    num_arrived: _builtins.int
+    """Tokens of the named block that the target had when the step started, verified or not: what is missing
+    came late. 0 from a target that does not say.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids when the block is not the draft's."""
@@ -772,10 +785,11 @@ class LaunchRow(_message.Message):
         source: Global___ProposalSource.ValueType = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ahead: Global___RoundPlan | None = ...,
+        num_arrived: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "base_len", b"base_len", "block_id", b"block_id", "handle", b"handle", "num_used", b"num_used", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "base_len", b"base_len", "block_id", b"block_id", "handle", b"handle", "num_arrived", b"num_arrived", "num_used", b"num_used", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1375,7 +1389,11 @@ Global___BlockLaws: _TypeAlias = BlockLaws  # noqa: Y015
 
 @_typing.final
 class OutcomeTable(_message.Message):
-    """Next blocks for likely outcomes of a block in flight, best first."""
+    """Next blocks for likely outcomes of a block in flight, best first. At most one is ever used, so they travel
+    as columns that nobody takes apart: outcome i is (num_accepted[i], next_token_ids[i]), and its block has id
+    block_ids[i], the next block_lens[i] of token_ids, and continues committed length
+    base_len + num_accepted[i] + 1. For a target without PACKED_TABLES there are entries instead of columns.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1385,6 +1403,12 @@ class OutcomeTable(_message.Message):
     CHUNK_INDEX_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    BLOCK_LENS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LAWS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Sequence."""
     base_len: _builtins.int
@@ -1392,12 +1416,36 @@ class OutcomeTable(_message.Message):
     parent_block_id: _builtins.int
     """The block in flight."""
     chunk_index: _builtins.int
-    """0, 1, …"""
+    """0, 1, …; 0 where the outcomes are columns."""
     last: _builtins.bool
     """No further chunk follows."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeEntry]:
-        """The entries."""
+        """Deprecated: the outcomes as messages of their own, for a target without PACKED_TABLES."""
+
+    @_builtins.property
+    def num_accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Accepted length j of each outcome."""
+
+    @_builtins.property
+    def next_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Next token t of each outcome."""
+
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Each outcome's block; unique on the link, from 1."""
+
+    @_builtins.property
+    def block_lens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens of each block, at most K."""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ids of all blocks, end to end."""
+
+    @_builtins.property
+    def laws(self) -> _containers.RepeatedCompositeFieldContainer[Global___SparseLaw]:
+        """q of each of token_ids where the rule needs it; none where both sides have LATE_LAWS."""
 
     def __init__(
         self,
@@ -1408,10 +1456,16 @@ class OutcomeTable(_message.Message):
         chunk_index: _builtins.int = ...,
         last: _builtins.bool = ...,
         entries: _abc.Iterable[Global___OutcomeEntry] | None = ...,
+        num_accepted: _abc.Iterable[_builtins.int] | None = ...,
+        next_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        block_lens: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        laws: _abc.Iterable[Global___SparseLaw] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "chunk_index", b"chunk_index", "entries", b"entries", "handle", b"handle", "last", b"last", "parent_block_id", b"parent_block_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "block_ids", b"block_ids", "block_lens", b"block_lens", "chunk_index", b"chunk_index", "entries", b"entries", "handle", b"handle", "last", b"last", "laws", b"laws", "next_token_ids", b"next_token_ids", "num_accepted", b"num_accepted", "parent_block_id", b"parent_block_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1419,7 +1473,7 @@ Global___OutcomeTable: _TypeAlias = OutcomeTable  # noqa: Y015
 
 @_typing.final
 class OutcomeEntry(_message.Message):
-    """One outcome and the block that continues it."""
+    """One outcome and the block that continues it, in a table without columns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

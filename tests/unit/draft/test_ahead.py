@@ -44,7 +44,7 @@ def test_a_step_without_branches_may_run_out_of_time() -> None:
     bench.settle()
     tables = peer.take(OutcomeTable)
     assert len(tables) == 1
-    assert len(tables[0].entries) == 1
+    assert len(tables[0].entries()) == 1
 
 
 def test_a_block_that_ends_its_text_does_not_cut_the_others_when_the_time_is_up() -> None:
@@ -53,7 +53,7 @@ def test_a_block_that_ends_its_text_does_not_cut_the_others_when_the_time_is_up(
     peer.open(1, PROMPT)
     launch(peer, 1, num_draft_tokens=3)
     bench.settle()
-    entries = peer.take(OutcomeTable)[0].entries
+    entries = peer.take(OutcomeTable)[0].entries()
     assert all(len(one.proposal) == 3 for one in entries)
     first_ids = [one.proposal.token_ids[0] for one in entries]
     ended = first_ids[-1]
@@ -65,7 +65,7 @@ def test_a_block_that_ends_its_text_does_not_cut_the_others_when_the_time_is_up(
     # Guesses and two steps of 2 ms; with 3 ms of margin the time is up behind the second token.
     launch(peer, 1, num_draft_tokens=3, budget_us=8_900)
     bench.settle()
-    lengths = sorted(len(one.proposal) for one in peer.take(OutcomeTable)[0].entries)
+    lengths = sorted(len(one.proposal) for one in peer.take(OutcomeTable)[0].entries())
     assert lengths == [1, 2, 2, 2]
 
 
@@ -112,7 +112,7 @@ def test_every_token_of_a_greedy_block_has_its_law_under_the_rejection_rule(
     blocks = [peer.blocks()[1]]
     launch(peer, 1)
     bench.settle()
-    blocks += [one.proposal for one in peer.take(OutcomeTable)[0].entries]
+    blocks += [one.proposal for one in peer.take(OutcomeTable)[0].entries()]
     for block in blocks:
         assert [law.token_ids for law in block.laws] == [(token_id,) for token_id in block.token_ids]
 
@@ -134,12 +134,12 @@ def test_the_token_that_completes_the_last_block_follows_if_it_is_in_time(
     peer.open(1, PROMPT)
     launch(peer, 1, branch_budget=1)
     drafted.settle()
-    block = peer.take(OutcomeTable)[0].entries[0].proposal
+    block = peer.take(OutcomeTable)[0].entries()[0].proposal
 
     bench = Bench(max_model_len=len(PROMPT) + 4 if ending == "no room beyond" else 512)
     peer = bench.peer(capabilities=CACHED)
     peer.open(1, PROMPT, eos_token_ids=(block.token_ids[2],) if ending == "end of text" else ())
     launch(peer, 1, branch_budget=1, budget_us=budget_us)
     bench.settle()
-    sent = [one.entries[0].proposal for one in peer.take(OutcomeTable)]
+    sent = [one.entries()[0].proposal for one in peer.take(OutcomeTable)]
     assert [one.token_ids for one in sent] == [block.token_ids[:length] for length in lengths]

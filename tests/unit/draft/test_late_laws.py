@@ -55,7 +55,7 @@ def launch(peer: Peer, block: Proposal | None = None, *, num_used: int | None = 
 def table(peer: Peer) -> tuple[OutcomeEntry, ...]:
     peer.bench.settle()
     (only,) = peer.take(OutcomeTable)
-    return only.entries
+    return only.entries()
 
 
 def come_true(peer: Peer, entry: OutcomeEntry, in_flight: Proposal | None = None) -> None:
@@ -207,8 +207,8 @@ def test_a_table_is_no_larger_under_the_rejection_rule() -> None:
         launch(peer)
         peer.bench.settle()
         tables = peer.take(OutcomeTable)
-        assert [len(one.entries) for one in tables] == [5]
-        assert all(len(entry.proposal) == 4 for entry in tables[0].entries)
+        assert [len(one.entries()) for one in tables] == [5]
+        assert all(len(entry.proposal) == 4 for entry in tables[0].entries())
         # Ids below 128 take a byte each, whichever they are.
         return sum(message.ByteSize() for message in writer.responses(tables))
 

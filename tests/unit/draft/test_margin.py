@@ -50,7 +50,7 @@ def round_with_a_table(peer: Peer) -> OutcomeEntry:
     """A step whose outcome was drafted ahead; the entry of that outcome."""
     launch(peer)
     peer.bench.settle()
-    entry = peer.take(OutcomeTable)[-1].entries[0]
+    entry = peer.take(OutcomeTable)[-1].entries()[0]
     come_true(peer, entry.num_accepted, entry.next_token_id)
     return entry
 
@@ -92,7 +92,7 @@ def test_what_one_target_loses_shortens_no_other_targets_tables() -> None:
     assert margin_s(far) > 10 * START_S
     assert margin_s(near) == START_S
     lengths = [
-        max(len(one.proposal) for table in peer.take(OutcomeTable) for one in table.entries) for peer in (far, near)
+        max(len(one.proposal) for table in peer.take(OutcomeTable) for one in table.entries()) for peer in (far, near)
     ]
     assert lengths == [1, 4]
 

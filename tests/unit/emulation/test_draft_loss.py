@@ -8,7 +8,6 @@ import pytest
 
 from outrider.core.link import DraftProposal, LinkDown, LinkEvent, OutcomeTable, TargetEvent
 from outrider.core.ports import DraftTransport
-from outrider.core.proposal import Proposal
 from outrider.emulation.harness import EmulationMode, gate_for
 from outrider.emulation.pair import EmulatedDraft, EmulatedTarget, PairSettings, emulated_request, greeting
 from outrider.emulation.virtual_link import VirtualDraft, VirtualLink
@@ -108,14 +107,13 @@ class Garbage(Healthy):
 
     def _spoilt(self, event: LinkEvent) -> LinkEvent:
         if isinstance(event, DraftProposal):
-            return replace(event, proposal=self._other(event.proposal))
+            return replace(event, proposal=replace(event.proposal, token_ids=self._other(event.proposal.token_ids)))
         if isinstance(event, OutcomeTable):
-            entries = tuple(replace(one, proposal=self._other(one.proposal)) for one in event.entries)
-            return replace(event, entries=entries)
+            return replace(event, token_ids=self._other(event.token_ids))
         return event
 
-    def _other(self, block: Proposal) -> Proposal:
-        return replace(block, token_ids=tuple(self._random.randrange(-3, 140) for _ in block.token_ids))
+    def _other(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._random.randrange(-3, 140) for _ in token_ids)
 
 
 class Run:

@@ -178,6 +178,7 @@ def launch_rows(draw: st.DrawFn) -> link.LaunchRow:
         base_len=draw(u32),
         block_id=draw(u64),
         num_used=len(token_ids) if token_ids else draw(u32),
+        num_arrived=draw(u32),
         source=draw(st.none() | st.sampled_from(ProposalSource)),
         token_ids=token_ids,
         ahead=draw(plans),
@@ -226,15 +227,24 @@ def proposals(draw: st.DrawFn) -> Proposal:
     )
 
 
-entries = st.builds(link.OutcomeEntry, num_accepted=u32, next_token_id=u32, proposal=proposals())
-tables = st.builds(
-    link.OutcomeTable,
-    handle=u64,
-    base_len=u32,
-    parent_block_id=u64,
-    entries=st.lists(entries, max_size=4).map(tuple),
-    last=st.booleans(),
-)
+@st.composite
+def tables(draw: st.DrawFn) -> link.OutcomeTable:
+    base_len = draw(st.integers(0, 2**31))
+    with_laws = draw(st.booleans())
+    entries = []
+    for _ in range(draw(st.integers(0, 4))):
+        accepted, token_ids = draw(st.integers(0, 2**31 - 2)), draw(ids)
+        block = Proposal(
+            base_len=base_len + accepted + 1,
+            block_id=draw(st.integers(1, 2**64 - 1)),
+            token_ids=token_ids,
+            source=ProposalSource.DRAFT,
+            laws=tuple(draw(laws()) for _ in token_ids) if with_laws else (),
+        )
+        entries.append(link.OutcomeEntry(num_accepted=accepted, next_token_id=draw(u32), proposal=block))
+    return link.OutcomeTable.of(draw(u64), base_len, draw(u64), entries, draw(st.booleans()))
+
+
 acks = st.builds(
     link.HelloAck,
     incarnation=u64,
@@ -253,7 +263,7 @@ draft_events: st.SearchStrategy[link.DraftEvent] = st.one_of(
     st.builds(link.NeedResync, handle=u64, have_len=u32),
     st.builds(link.Evicted, handle=u64, reason=st.sampled_from(link.RefusalReason)),
     st.builds(link.DraftProposal, handle=u64, proposal=proposals()),
-    tables,
+    tables(),
     st.builds(
         BlockLaws,
         handle=u64,

@@ -8,7 +8,8 @@ from google.protobuf import text_format
 from outrider.core import link
 from outrider.core.errors import InvalidRequest, OutriderError, ProtocolError
 from outrider.core.generation import GenerationRequest
-from outrider.core.speculation import SpeculationChoice
+from outrider.core.proposal import Proposal
+from outrider.core.speculation import ProposalSource, SpeculationChoice
 from outrider.rpc import dispatch_conversion, generation_conversion
 from outrider.rpc.link_conversion import LinkIdentity, LinkReader, LinkWriter
 from outrider.rpc.link_draft_conversion import draft_event_from_proto
@@ -64,6 +65,9 @@ def test_target_event(text: str, field: str) -> None:
         target_event_from_proto(target_event(text), TextAssembler(100))
 
 
+COLUMNS = "num_accepted: 0 next_token_ids: 4 block_ids: 7 block_lens: 2 token_ids: [5, 6]"
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [
@@ -81,6 +85,33 @@ def test_target_event(text: str, field: str) -> None:
             "outcome_table.entries.proposal.handle",
         ),
         ("outcome_table { handle: 1 entries { proposal { handle: 1 } } }", "outcome_table.entries.proposal.block_id"),
+        (
+            "outcome_table { base_len: 5 entries { num_accepted: 2 proposal { block_id: 1 base_len: 7 } } }",
+            "outcome_table.entries.proposal.base_len",
+        ),
+        (
+            "outcome_table { entries { proposal { base_len: 1 block_id: 1 token_ids: 1 } } entries { proposal {"
+            "base_len: 1 block_id: 2 token_ids: 1 laws { token_ids: 1 probs: 1 } } } }",
+            "outcome_table.entries.proposal.laws",
+        ),
+        (f"outcome_table {{ {COLUMNS} entries {{ proposal {{ block_id: 1 }} }} }}", "outcome_table.entries"),
+        (f"outcome_table {{ {COLUMNS} num_accepted: 1 }}", "outcome_table.num_accepted"),
+        (f"outcome_table {{ {COLUMNS} next_token_ids: 1 }}", "outcome_table.next_token_ids"),
+        (f"outcome_table {{ {COLUMNS} block_lens: 1 }}", "outcome_table.block_lens"),
+        (f"outcome_table {{ {COLUMNS} block_ids: 8 }}", "outcome_table.num_accepted"),
+        (f"outcome_table {{ {COLUMNS} token_ids: 5 }}", "outcome_table.token_ids"),
+        ("outcome_table { token_ids: 5 }", "outcome_table.token_ids"),
+        (
+            "outcome_table { num_accepted: 0 next_token_ids: 4 block_ids: 1 block_lens: 4294967295 token_ids: 5 }",
+            "outcome_table.token_ids",
+        ),
+        (
+            "outcome_table { num_accepted: 0 next_token_ids: 4 block_ids: 0 block_lens: 1 token_ids: 5 }",
+            "outcome_table.block_ids",
+        ),
+        (f"outcome_table {{ {COLUMNS} laws {{ token_ids: 5 probs: 1 }} }}", "outcome_table.laws"),
+        (f"outcome_table {{ {COLUMNS} laws {{}} laws {{ token_ids: 5 }} }}", "outcome_table.laws"),
+        (f"outcome_table {{ {COLUMNS} laws {{}} laws {{ token_ids: 5 probs: nan }} }}", "outcome_table.laws.probs"),
         ("block_laws { handle: 1 laws { token_ids: 1 probs: 1 } }", "block_laws.block_id"),
         ("block_laws { block_id: 1 laws { token_ids: [1, 2] probs: 1 } }", "block_laws.laws"),
         ("block_laws { block_id: 1 laws { token_ids: 1 probs: nan } }", "block_laws.laws.probs"),
@@ -90,6 +121,23 @@ def test_target_event(text: str, field: str) -> None:
 def test_draft_event(text: str, field: str) -> None:
     with pytest.raises(ProtocolError, match=rf"^{field}:"):
         draft_event_from_proto(draft_event(text))
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        COLUMNS,
+        "entries { next_token_id: 4 proposal { handle: 1 base_len: 10 block_id: 7 token_ids: [5, 6] } }",
+    ],
+)
+def test_either_form_of_a_table_is_read(outcomes: str) -> None:
+    """As they lie on the wire, by field name: the columns, and what a draft writes that does not know them."""
+    event = draft_event_from_proto(draft_event(f"outcome_table {{ handle: 1 base_len: 9 last: true {outcomes} }}"))
+    assert isinstance(event, link.OutcomeTable)
+    block = Proposal(base_len=10, block_id=7, token_ids=(5, 6), source=ProposalSource.DRAFT)
+    assert event == link.OutcomeTable.of(1, 9, 0, [link.OutcomeEntry(num_accepted=0, next_token_id=4, proposal=block)])
+    assert event.find(0, 4) == event.block(7) == block
+    assert event.find(0, 5) is event.find(1, 4) is event.block(8) is None
 
 
 SUBMIT = "prompt_token_ids: 1 max_tokens: 1 sampling { top_p: 1 repetition_penalty: 1 }"

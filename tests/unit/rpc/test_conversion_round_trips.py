@@ -1,7 +1,5 @@
 """Every value survives the wire: domain → protobuf → bytes → protobuf → domain."""
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.rpc import strategies
@@ -35,10 +33,10 @@ def through_target_wire(events: list[link.TargetEvent]) -> list[link.TargetEvent
     return received
 
 
-def through_draft_wire(events: list[link.DraftEvent]) -> list[link.DraftEvent]:
+def through_draft_wire(events: list[link.DraftEvent], *, packs_tables: bool = True) -> list[link.DraftEvent]:
     reader = LinkReader(IDENTITY)
     received: list[link.DraftEvent] = []
-    for message in LinkWriter(IDENTITY).responses(events):
+    for message in LinkWriter(IDENTITY, packs_tables=packs_tables).responses(events):
         read = reader.draft_events(speculation_pb2.LinkResponse.FromString(message.SerializeToString()))
         assert read.problems == ()
         received.extend(read.events)
@@ -50,9 +48,9 @@ def test_target_events(events: list[link.TargetEvent]) -> None:
     assert through_target_wire(events) == events
 
 
-@given(st.lists(strategies.draft_events, max_size=4))
-def test_draft_events(events: list[link.DraftEvent]) -> None:
-    assert through_draft_wire(events) == events
+@given(st.lists(strategies.draft_events, max_size=4), st.booleans())
+def test_draft_events(events: list[link.DraftEvent], packs_tables: bool) -> None:
+    assert through_draft_wire(events, packs_tables=packs_tables) == events
 
 
 @given(strategies.hellos)
@@ -145,11 +143,23 @@ def test_more_than_one_message_when_the_events_are_large() -> None:
     assert through_target_wire(events) == events
 
 
+@given(strategies.tables())
+def test_a_table_is_columns_where_the_target_reads_them_and_entries_elsewhere(table: link.OutcomeTable) -> None:
+    (packed,), (plain,) = (list(LinkWriter(IDENTITY, packs_tables=one).responses([table])) for one in (True, False))
+    columns, entries = packed.events[0].outcome_table, plain.events[0].outcome_table
+    assert len(entries.entries) == len(columns.block_ids) == len(table)
+    assert not columns.entries
+    assert not entries.block_ids
+
+
 @settings(max_examples=10)
-@given(strategies.tables.filter(lambda table: table.entries), st.booleans())
-def test_a_large_outcome_table_arrives_in_usable_pieces(table: link.OutcomeTable, last: bool) -> None:
-    large = replace(table, entries=table.entries * (MAX_TABLE_ENTRIES + 1), last=last)
-    pieces = [piece for piece in through_draft_wire([large]) if isinstance(piece, link.OutcomeTable)]
+@given(strategies.tables().filter(len), st.booleans())
+def test_a_large_table_without_columns_arrives_in_usable_pieces(table: link.OutcomeTable, last: bool) -> None:
+    entries = table.entries() * (MAX_TABLE_ENTRIES + 1)
+    large = link.OutcomeTable.of(table.handle, table.base_len, table.parent_block_id, entries, last)
+    received = through_draft_wire([large], packs_tables=False)
+    pieces = [piece for piece in received if isinstance(piece, link.OutcomeTable)]
     assert len(pieces) >= 2
-    assert tuple(entry for piece in pieces for entry in piece.entries) == large.entries
+    assert tuple(entry for piece in pieces for entry in piece.entries()) == entries
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [last]
+    assert through_draft_wire([large]) == [large], "as columns it is one"

@@ -163,15 +163,13 @@ def test_faults_never_change_the_text() -> None:
                 if fate < 0.2:
                     out += [event, event]
                 elif fate < 0.35 and isinstance(event, OutcomeTable):
-                    entries = [
-                        replace(
-                            one,
-                            num_accepted=max(0, one.num_accepted + rng.randrange(-1, 2)),
-                            next_token_id=rng.randrange(-1, 34),
-                        )
-                        for one in event.entries
-                    ]
-                    out.append(replace(event, entries=tuple(entries), base_len=event.base_len + rng.randrange(-1, 2)))
+                    moved = replace(
+                        event,
+                        num_accepted=tuple(max(0, one + rng.randrange(-1, 2)) for one in event.num_accepted),
+                        next_token_ids=tuple(rng.randrange(-1, 34) for _ in event.next_token_ids),
+                        base_len=event.base_len + rng.randrange(-1, 2),
+                    )
+                    out.append(moved)
                 else:
                     out.append(event)
             rng.shuffle(out)

@@ -128,16 +128,14 @@ class Saboteur:
         if isinstance(event, DraftProposal):
             return replace(event, proposal=self._other(event.proposal), handle=event.handle + rng.randrange(-1, 2))
         if isinstance(event, OutcomeTable):
-            entries = [
-                replace(
-                    one,
-                    num_accepted=max(0, one.num_accepted + rng.randrange(-1, 2)),
-                    next_token_id=rng.randrange(-1, 34),
-                    proposal=self._other(one.proposal),
-                )
-                for one in event.entries
-            ]
-            return replace(event, entries=tuple(entries), base_len=event.base_len + rng.randrange(-1, 2))
+            return replace(
+                event,
+                base_len=event.base_len + rng.randrange(-1, 2),
+                num_accepted=tuple(max(0, one + rng.randrange(-1, 2)) for one in event.num_accepted),
+                next_token_ids=tuple(rng.randrange(-1, 34) for _ in event.next_token_ids),
+                token_ids=self._other_ids(event.token_ids),
+                laws=self._other_laws(event.laws, len(event.token_ids)),
+            )
         others: list[DraftEvent] = [
             NeedResync(handle=rng.randrange(1, 17), have_len=rng.randrange(-1, 60)),
             Evicted(handle=rng.randrange(1, 17), reason=RefusalReason.IDLE),
@@ -147,10 +145,16 @@ class Saboteur:
 
     def _other(self, block: Proposal) -> Proposal:
         """Other tokens, another place, or laws where none belong."""
+        moved = block.base_len + self._random.randrange(-1, 2)
+        laws = self._other_laws(block.laws, len(block))
+        return replace(block, token_ids=self._other_ids(block.token_ids), laws=laws, base_len=moved)
+
+    def _other_ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         rng = self._random
-        ids = tuple(rng.randrange(-2, 36) if rng.random() < 0.3 else one for one in block.token_ids)
-        laws = (SparseLaw(token_ids=(1,), probs=(1.0,)),) * len(ids) if rng.random() < 0.1 else block.laws
-        return replace(block, token_ids=ids, laws=laws, base_len=block.base_len + rng.randrange(-1, 2))
+        return tuple(rng.randrange(-2, 36) if rng.random() < 0.3 else one for one in token_ids)
+
+    def _other_laws(self, laws: tuple[SparseLaw, ...], num_tokens: int) -> tuple[SparseLaw, ...]:
+        return (SparseLaw(token_ids=(1,), probs=(1.0,)),) * num_tokens if self._random.random() < 0.1 else laws
 
 
 def run(wanted: list[SequenceRequest], gate: GateSettings, seed: int) -> tuple[LocalEngine, Saboteur, list[list[int]]]:

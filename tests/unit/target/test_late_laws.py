@@ -90,9 +90,9 @@ def test_a_table_holds_ids_and_every_hit_gets_its_laws() -> None:
     engine = make(tamper=seen(OutcomeTable, tables))
     results = engine.run(*requests())
     counters = proposers(engine)
-    assert not any(entry.proposal.laws for table in tables for entry in table.entries)
+    assert not any(entry.proposal.laws for table in tables for entry in table.entries())
     assert counters.hits == laws_sent(engine) > 20
-    assert sum(len(one.entries) for one in tables) > 4 * counters.hits
+    assert sum(len(one.entries()) for one in tables) > 4 * counters.hits
     assert counters.late_laws == counters.invalid == late_in_requests(results) == 0
 
 
@@ -358,7 +358,7 @@ class TestOtherVersions:
         tables: list[OutcomeTable] = []
         engine = make(tamper=seen(OutcomeTable, tables))
         texts = [one.token_ids for one in engine.run(*requests())]
-        assert all(len(entry.proposal.laws) == len(entry.proposal) for table in tables for entry in table.entries)
+        assert all(len(entry.proposal.laws) == len(entry.proposal) for table in tables for entry in table.entries())
         assert proposers(engine).hits > 0
         assert proposers(engine).late_laws == proposers(engine).invalid == laws_sent(engine) == 0
         monkeypatch.undo()
@@ -368,7 +368,7 @@ class TestOtherVersions:
         one = requests(1)[0]
         tables: list[OutcomeTable] = []
         make(tamper=seen(OutcomeTable, tables)).run(one)
-        block = tables[0].entries[0].proposal
+        block = tables[0].entries()[0].proposal
         assert check_proposal(block, one, vocab_size=16, laws_follow=True)
         assert not check_proposal(block, one, vocab_size=16)
         wrong = replace(block, laws=(LAW,) * (len(block) + 1))
