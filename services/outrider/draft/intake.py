@@ -181,9 +181,10 @@ def _learn_margin(link: Link, row: LaunchRow, adopted: Proposal | None) -> None:
     if adopted is None:
         return
     lost = row.block_id != adopted.block_id
-    if lost or row.num_used:  # one that the target has, but left out, says nothing
-        late = row.num_used < min(len(adopted), row.ahead.num_draft_tokens)
-        link.margin.learn(lost=lost, late=late)
+    if lost or row.num_arrived:
+        link.margin.learn(lost=lost, late=row.num_arrived < len(adopted))
+    elif row.num_used:  # a target that says only what it runs: less of a block may be for want of room
+        link.margin.learn(lost=False, late=row.num_used < min(len(adopted), row.ahead.num_draft_tokens))
 
 
 def _problem(opening: OpenSequence, vocab_size: int) -> str:

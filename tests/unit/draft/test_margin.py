@@ -1,5 +1,7 @@
 """How much time is kept free before a step ends: what teaches it, and whom that concerns."""
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.draft.bench import Bench, Peer
 
@@ -15,15 +17,26 @@ AHEAD = RoundPlan(mode=SpeculationMode.CACHED, num_draft_tokens=4, reason=Specul
 START_S = 0.003
 
 
-def launch(peer: Peer, block: Proposal | None = None, *, num_used: int = 0, budget_us: int = 1_000_000) -> None:
-    """A step starts for which the target has this block, of which it runs `num_used` tokens."""
+def launch(
+    peer: Peer,
+    block: Proposal | None = None,
+    *,
+    num_used: int = 0,
+    num_arrived: int = 0,
+    wanted: int = 4,
+    budget_us: int = 1_000_000,
+) -> None:
+    """A step starts for which the target has `num_arrived` tokens of this block (0: does not say), and runs
+    `num_used`. It wants blocks of `wanted` tokens next.
+    """
     row = LaunchRow(
         handle=1,
         base_len=len(peer.texts[1]),
         block_id=block.block_id if block is not None else 0,
         num_used=num_used,
+        num_arrived=num_arrived,
         source=ProposalSource.DRAFT if num_used else None,
-        ahead=AHEAD,
+        ahead=replace(AHEAD, num_draft_tokens=wanted),
     )
     peer.say(Launch(step=1, rows=(row,), budget_us=budget_us))
 
@@ -60,19 +73,29 @@ def margin_s(peer: Peer) -> float:
 
 
 @pytest.mark.parametrize(
-    ("named", "num_used", "factor"),
+    ("named", "num_arrived", "num_used", "wanted", "factor"),
     [
-        (True, 4, 0.985),  # in time
-        (True, 3, 1.03),  # without its last token
-        (True, 0, 1.0),  # here, but there was no room to run it
-        (False, 0, 1.2),  # not here
+        (True, 4, 4, 4, 0.985),  # in time
+        (True, 4, 2, 4, 0.985),  # as well, but there was no room to run all of it
+        (True, 4, 0, 4, 0.985),
+        (True, 3, 3, 4, 1.03),  # without its last token
+        (True, 3, 1, 4, 1.03),
+        (True, 3, 3, 3, 1.03),  # which was late, even though it would not have been run
+        # A target that does not say what has come:
+        (True, 0, 4, 4, 0.985),
+        (True, 0, 3, 4, 1.03),
+        (True, 0, 3, 3, 0.985),
+        (True, 0, 0, 4, 1.0),  # here, but there was no room to run it
+        (False, 0, 0, 4, 1.2),  # not here
     ],
 )
-def test_only_tables_that_were_late_keep_more_time_free(named: bool, num_used: int, factor: float) -> None:
+def test_only_tables_that_were_late_keep_more_time_free(
+    named: bool, num_arrived: int, num_used: int, wanted: int, factor: float
+) -> None:
     peer = Bench(table_margin_s=START_S).peer(capabilities=CACHED)
     peer.open(1, PROMPT)
     block = round_with_a_table(peer).proposal
-    launch(peer, block if named else None, num_used=num_used)
+    launch(peer, block if named else None, num_used=num_used, num_arrived=num_arrived, wanted=wanted)
     assert margin_s(peer) == pytest.approx(factor * START_S)
     peer.bench.settle()
     assert peer.take(OutcomeTable), "the next table is drafted all the same"

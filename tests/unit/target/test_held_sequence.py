@@ -157,4 +157,5 @@ def test_a_block_left_out_for_want_of_rows_is_no_late_block() -> None:
     assert len(rows) == 80
     assert all(row.num_used == 0 and row.source is None for row in rows)
     assert sum(row.block_id > 0 for row in rows) > 40
-    assert link.margin.seconds == before
+    assert all(row.num_arrived == 4 for row in rows if row.block_id)
+    assert link.margin.seconds < before, "all that had come in time, and the rest was never sent"
