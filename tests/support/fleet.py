@@ -8,6 +8,7 @@ from itertools import count
 from outrider.core.generation import Caller, GenerationRequest
 from outrider.core.ports import Endpoint
 from outrider.core.result import GenerationResult, collect
+from outrider.router.engine_link import LinkSettings
 from outrider.router.engine_pool import EnginePool
 from outrider.router.service import RouterService
 from outrider.router.timing import LoopTime
@@ -39,6 +40,8 @@ class Fleet:
             model=settings.model.public_name,
             time=LoopTime(),
             gate=gate_settings(settings),
+            # A small part of a long text of the formula, of which a second is enough for thousands of tokens.
+            settings=LinkSettings(report_interval_s=0.02),
             refresh_interval_s=0.05,
         )
         self.router = RouterService(

@@ -118,7 +118,10 @@ def main(arguments: Sequence[str]) -> None:
     try:
         asyncio.run(_serve(pipe, engine_config, config))
     except BrokenPipeError:
-        return  # the parent has gone while the model was being loaded
+        pass  # the parent has gone while the model was being loaded
+    # Everything has been ended in order. gRPC's poller and torch leave threads behind that the interpreter
+    # would unwind through C++ on its way out, which aborts the process now and then.
+    os._exit(0)
 
 
 async def _serve(pipe: Connection, engine_config: EngineConfig, config: DraftConfig) -> None:
