@@ -117,13 +117,13 @@ class BranchDrafter:
             started, num_branches = self._clock.now(), len(active)
             batch = ForwardBatch(slices=tuple(slices[id(branch)] for branch in active))
             logits = self._engine.forward(batch)  # [branches, vocab]
-            # While the device works: all that neither this forward nor its draws depend on, and first of it
-            # what somebody waits for.
+            # While the device works: all that neither this forward nor its draws depend on. What the forward
+            # writes is noted first: `while_running` may bring a verdict that cuts it.
+            slices = self._follow_up(active)
+            rows = [branch.row or self._row(branch) for branch in active]
             if while_running is not None and self._wait is not None:
                 while_running()
             self.settle()
-            slices = self._follow_up(active)
-            rows = [branch.row or self._row(branch) for branch in active]
             one_each = batch.num_rows <= 2 * num_branches
             if self._wait is not None:
                 self._wait()

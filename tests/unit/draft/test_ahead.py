@@ -1,5 +1,7 @@
 """Drafting ahead: tables under time pressure, and steps in flight that turn out to be of another text."""
 
+from itertools import count
+
 import pytest
 from tests.unit.draft.bench import Bench, Peer, TimedEngine
 
@@ -97,6 +99,48 @@ def test_a_text_rewritten_under_a_step_in_flight_gives_up_what_was_drafted_ahead
     del peer.texts[1][position:]
     peer.judge(peer.row(1, 4, k=3, accepted=[6] * (len(PROMPT) - position)))
     assert list(peer.blocks()[1].token_ids) == peer.oracle(1, 3)
+
+
+@pytest.mark.parametrize("queues", [False, True])
+@pytest.mark.parametrize("adopted", [False, True])
+@pytest.mark.parametrize("moment", range(12))
+def test_a_verdict_may_come_at_any_moment_of_a_table(
+    moment: int, adopted: bool, queues: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the device runs a step whose tokens are not noted yet: text and KV must stay one."""
+    if queues:
+        monkeypatch.setattr(TimedEngine, "wait", lambda _: None, raising=False)
+    bench = Bench()
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT)
+    best = peer.oracle(1, 1)[0]
+    polls = count()
+    said = False
+
+    def poll() -> None:
+        nonlocal said
+        if next(polls) == moment:
+            said = True
+            peer.judge(peer.row(1, best if adopted else (best + 20) % 64, k=3))
+
+    launch(peer, 1)
+    while not said:
+        if bench.drafter.has_work:
+            bench.step(poll)
+        else:
+            poll()
+    block = peer.blocks()[1].token_ids
+    assert len(block) >= 3  # what was drafted ahead goes along
+    assert list(block) == peer.oracle(1, len(block))
+    peer.take(OutcomeTable)
+    launch(peer, 1)
+    bench.settle()
+    entries = [one for table in peer.take(OutcomeTable) for one in table.entries()]
+    assert len(entries) == 4
+    text = list(peer.texts[1])
+    for one in entries:
+        peer.texts[1] = [*text, one.next_token_id]
+        assert list(one.proposal.token_ids) == peer.oracle(1, 4)
 
 
 @pytest.mark.parametrize("max_model_len", [512, len(PROMPT) + 4])
