@@ -6,6 +6,7 @@ a parent that is gone, however it went, takes its draft along.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -115,10 +116,8 @@ def main(arguments: Sequence[str]) -> None:
     # Read by the OpenMP runtime when torch is loaded, which happens below.
     os.environ["OMP_NUM_THREADS"] = str(engine_config.threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
+    with contextlib.suppress(BrokenPipeError):  # the parent has gone while the model was being loaded
         asyncio.run(_serve(pipe, engine_config, config))
-    except BrokenPipeError:
-        pass  # the parent has gone while the model was being loaded
     # Everything has been ended in order. gRPC's poller and torch leave threads behind that the interpreter
     # would unwind through C++ on its way out, which aborts the process now and then.
     os._exit(0)
