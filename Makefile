@@ -41,7 +41,7 @@ soak: $(VENV)/.installed ## Many streams, aborts, slow readers, bad requests; SE
 	$(BIN)/outrider models prepare $(MODEL)
 	$(BIN)/outrider soak --seconds $(or $(SECONDS),300) $(SOAK)
 
-check: $(VENV)/.installed ## Lint, format, types, dependency rules, stub drift, contract, dashboards and alerts
+check: $(VENV)/.installed ## Lint, format, types, dependency rules, stub drift, contract, manifests, dashboards and alerts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -50,6 +50,7 @@ check: $(VENV)/.installed ## Lint, format, types, dependency rules, stub drift, 
 	$(BIN)/buf lint protos
 	$(BIN)/buf breaking protos --against protos/baseline.binpb
 	$(BIN)/python -m infra.observability.dashboards.write --check
+	$(BIN)/pytest -q tests/unit/infra
 	@if command -v promtool >/dev/null; then \
 	  promtool check rules infra/observability/prometheus/rules.yaml && \
 	  promtool test rules infra/observability/prometheus/rules_test.yaml; \

@@ -169,14 +169,69 @@ def test_ports_agree(rayservice: dict[str, Any], objects: list[dict[str, Any]], 
         for kind in ("GRPCRoute", "HTTPRoute")
         for route in of_kind(objects, kind)
     }
+    # KubeRay makes this Service's ports from those of the head's container whose names start with "serve".
+    (head,) = rayservice["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"]
+    offered = {one["name"]: one["containerPort"] for one in head["ports"] if one["name"].startswith("serve")}
+    assert offered == {"serve": settings.http.port, "serve-grpc": settings.grpc.port}
     service = f"{rayservice['metadata']['name']}-serve-svc"
     assert backends["GRPCRoute"] == {"name": service, "port": settings.grpc.port}
     assert backends["HTTPRoute"] == {"name": service, "port": settings.http.port}
 
 
+def test_routes_of_different_kinds_share_no_host(objects: list[dict[str, Any]]) -> None:
+    """A gateway would accept only one of the two."""
+    hosts = {kind: set(of_kind(objects, kind)[0]["spec"]["hostnames"]) for kind in ("GRPCRoute", "HTTPRoute")}
+    assert hosts["GRPCRoute"]
+    assert hosts["HTTPRoute"]
+    assert not hosts["GRPCRoute"] & hosts["HTTPRoute"]
+
+
+def test_kuberay_names_the_pods(rayservice: dict[str, Any]) -> None:
+    """Its Services select by labels that it sets itself, but only where a template has not set them."""
+    cluster = rayservice["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        labels = group["template"]["metadata"]["labels"]
+        assert not {"app.kubernetes.io/name", "app.kubernetes.io/created-by"} & labels.keys()
+
+
 def test_pods_outlive_a_draining_replica(rayservice: dict[str, Any], settings: Settings) -> None:
     for group in groups(rayservice).values():
         assert group["template"]["spec"]["terminationGracePeriodSeconds"] > settings.ray.graceful_shutdown_s
+
+
+def test_every_kind_of_pod_is_probed_watched_and_evicted_one_at_a_time(
+    objects: list[dict[str, Any]], rayservice: dict[str, Any]
+) -> None:
+    for group in groups(rayservice).values():
+        # KubeRay gives the head its probes.
+        assert {"livenessProbe", "readinessProbe"} <= container(group).keys(), group["groupName"]
+    cluster = rayservice["spec"]["rayClusterConfig"]
+    templates = [one["template"] for one in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    (monitor,) = of_kind(objects, "PodMonitor")
+    guards = {one["metadata"]["name"]: one["spec"] for one in of_kind(objects, "NetworkPolicy")}
+    for template in templates:
+        labels = template["metadata"]["labels"].items()
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels
+        assert guards["outrider-cluster"]["podSelector"]["matchLabels"].items() <= labels
+        budgets = [
+            one["spec"]["maxUnavailable"]
+            for one in of_kind(objects, "PodDisruptionBudget")
+            if one["spec"]["selector"]["matchLabels"].items() <= labels
+        ]
+        assert budgets == [1]
+
+
+def test_replicas_read_models_from_the_cache_that_the_job_fills(
+    objects: list[dict[str, Any]], rayservice: dict[str, Any]
+) -> None:
+    (claim,) = of_kind(objects, "PersistentVolumeClaim")
+    (job,) = of_kind(objects, "Job")
+    readers = [(one["groupName"], one["template"]["spec"]) for one in groups(rayservice).values()]
+    for name, pod in [("fetch", job["spec"]["template"]["spec"]), *readers]:
+        volumes = {one["name"]: one.get("persistentVolumeClaim", {}).get("claimName") for one in pod["volumes"]}
+        (mounted,) = (one for one in pod["containers"][0]["volumeMounts"] if one["mountPath"] == "/models")
+        assert volumes[mounted["name"]] == claim["metadata"]["name"], name
+        assert mounted.get("readOnly", False) is (name != "fetch")
 
 
 def test_selectors_find_pods(objects: list[dict[str, Any]]) -> None:
@@ -203,6 +258,7 @@ def test_the_head_runs_no_replica_and_its_state_outlives_it(rayservice: dict[str
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert cluster["gcsFaultToleranceOptions"]["redisAddress"]
     assert cluster["authOptions"] == {"mode": "token"}
+    assert (cluster["enableInTreeAutoscaling"], cluster["autoscalerOptions"]["version"]) == (True, "v2")
 
 
 def test_files_that_the_settings_name_are_mounted(rayservice: dict[str, Any], settings: Settings) -> None:
