@@ -44,7 +44,6 @@ __all__ = [
     "default_settings",
     "load_settings",
     "parse_settings",
-    "prepare_command",
     "prepare_environment",
     "settings_of",
 ]
@@ -204,6 +203,9 @@ class Environment:
     """Shared secret of the data plane (OUTRIDER_AUTH_TOKEN); empty: none."""
     api_key: str = field(default="", repr=False)
     """What the commands show to a deployment that asks for keys (OUTRIDER_API_KEY); empty: nothing."""
+    tls: str = ""
+    """How the commands check a gateway that speaks TLS (OUTRIDER_TLS): `system`, or a PEM file of authorities;
+    empty: they call in the clear."""
 
     @classmethod
     def read(cls) -> "Environment":
@@ -213,6 +215,7 @@ class Environment:
             cache_dir=Path(cache_dir).expanduser() if cache_dir else default_cache_dir(),
             auth_token=os.environ.get("OUTRIDER_AUTH_TOKEN", ""),
             api_key=os.environ.get("OUTRIDER_API_KEY", ""),
+            tls=os.environ.get("OUTRIDER_TLS", ""),
         )
 
 
@@ -238,12 +241,6 @@ def prepare_environment(settings: Settings) -> None:
         defaults |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-
-
-def prepare_command() -> None:
-    """Defaults of every command, before anything heavy is imported; what is set stays."""
-    # gRPC tells on stderr of every connection that a server closes in good order.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def load_settings(path: Path) -> Settings:
