@@ -134,6 +134,8 @@ class AheadDrafter:
         """Fill in the guesses that no block has left behind, by one forward over the tokens in flight."""
         ready, missing = [], []
         for one in flights:
+            if not one.current:
+                continue  # freed just now, in favour of another
             in_flight, sequence = one.in_flight, one.sequence
             in_flight.guesses = sequence.known_guesses(in_flight.token_ids)
             if len(in_flight.guesses) > len(in_flight.token_ids):
@@ -146,6 +148,7 @@ class AheadDrafter:
             if fits and self._residents.prepare(sequence, length, keep=first_row):
                 missing.append(one)
                 ready.append(one)
+        missing = [one for one in missing if one.current]
         if missing:
             self._run_guesses(missing)
         return ready

@@ -89,7 +89,7 @@ class Residents:
         sequence.forget_written(keep)
         self.publish(sequence)
         while not self.kv.can_reserve(key, length):
-            if not self._reclaim():
+            if not self._reclaim(but=sequence):
                 return False
         self.kv.reserve(key, length)
         if sequence.features is not None and self._sink is not None:
@@ -189,14 +189,14 @@ class Residents:
             for sequence in [one for one in link.sequences.values() if one.last_heard <= before]:
                 self.evict(link, sequence, RefusalReason.IDLE)
 
-    def _reclaim(self) -> bool:
-        """Free the sequence that has been idle longest, if one is idle enough."""
+    def _reclaim(self, *, but: DraftSequence | None = None) -> bool:
+        """Free the sequence that has been idle longest, if one is idle enough; never `but`, which needs the room."""
         before = self._clock.now() - self._config.reclaim_idle_s
         idle = [
             (link, one)
             for link in self.links.values()
             for one in link.sequences.values()
-            if one.last_heard <= before and one.stage is not Stage.FILLING and not one.owes_block
+            if one is not but and one.last_heard <= before and one.stage is not Stage.FILLING and not one.owes_block
         ]
         if not idle:
             return False

@@ -5,9 +5,9 @@ from itertools import count
 import pytest
 from tests.unit.draft.bench import Bench, Peer, TimedEngine
 
-from outrider.core.link import Capability, Launch, LaunchRow, OutcomeTable
+from outrider.core.link import Capability, Evicted, Launch, LaunchRow, OutcomeTable, RefusalReason
 from outrider.core.policy import RoundPlan
-from outrider.core.speculation import SpeculationMode, SpeculationReason, VerificationRule
+from outrider.core.speculation import ProposalSource, SpeculationMode, SpeculationReason, VerificationRule
 
 PROMPT = [5, 7, 11, 2, 9, 30, 41]
 CACHED = frozenset({Capability.SEQUENTIAL, Capability.CACHED, Capability.SPARSE_LAWS})
@@ -187,3 +187,46 @@ def test_the_token_that_completes_the_last_block_follows_if_it_is_in_time(
     bench.settle()
     sent = [one.entries()[0].proposal for one in peer.take(OutcomeTable)]
     assert [one.token_ids for one in sent] == [block.token_ids[:length] for length in lengths]
+
+
+@pytest.mark.parametrize(("num_blocks", "freed"), [(5, 2), (6, 1)])
+def test_a_table_may_take_the_room_of_another_that_is_being_made(num_blocks: int, freed: int) -> None:
+    """Launched so long ago that both count as idle: neither frees itself, nor goes on once it is freed."""
+    bench = Bench(num_blocks=num_blocks)
+    peer = bench.peer(capabilities=CACHED)
+    for handle in (1, 2):
+        peer.open(handle, [handle, *PROMPT])
+    ahead = RoundPlan(mode=SpeculationMode.CACHED, num_draft_tokens=1, reason=SpeculationReason.ON, branch_budget=1)
+    rows = [
+        LaunchRow(
+            handle=handle,
+            base_len=len(PROMPT) + 1,
+            block_id=0,
+            num_used=7,
+            source=ProposalSource.NGRAM,
+            token_ids=(3,) * 7,
+            ahead=ahead,
+        )
+        for handle in (1, 2)
+    ]
+    peer.say(Launch(step=1, rows=tuple(rows), budget_us=0))
+    bench.clock.time += 2 * bench.config.reclaim_idle_s
+    bench.settle()
+    assert peer.take(Evicted) == [Evicted(handle=freed, reason=RefusalReason.NO_SPACE)]
+    (table,) = peer.take(OutcomeTable)
+    assert table.handle == 3 - freed
+    bench.drafter.disconnect(peer.link_id)
+    assert bench.kv.usage == 0.0
+
+
+def test_a_sequence_that_catches_up_for_its_table_does_not_free_itself() -> None:
+    bench = Bench(num_blocks=3, max_catch_up_tokens=4)
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT)
+    for token in range(6):
+        peer.judge(peer.row(1, token))
+    launch(peer, 1)
+    bench.clock.time += 2 * bench.config.reclaim_idle_s
+    bench.settle()
+    assert peer.take(Evicted) == [Evicted(handle=1, reason=RefusalReason.NO_SPACE)]
+    assert bench.kv.usage == 0.0
