@@ -17,7 +17,6 @@ from outrider_cluster.cli.serve import serve
 from outrider_cluster.cli.serve_config import serve_config
 from outrider_cluster.cli.soak import soak
 from outrider_cluster.cli.status import status
-from outrider_cluster.settings import prepare_command
 
 __all__ = ["app", "main"]
 
@@ -43,8 +42,7 @@ app.add_typer(models, name="models")
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    prepare_command()
+    """Run a command by the arguments of the process."""
     logging.getLogger("asyncio").addFilter(_not_of_an_ended_loop)
     app()
 
