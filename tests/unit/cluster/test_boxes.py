@@ -37,3 +37,9 @@ def test_ranks_stay_in_one_box_and_the_draft_has_a_gpu_of_its_own(boxes: Setting
 def test_targets_and_drafts_never_share_a_node(boxes: Settings) -> None:
     assert boxes.draft is not None
     assert boxes.target.node_labels["role"] != boxes.draft.node_labels["role"]
+
+
+def test_nothing_between_the_boxes_is_open(boxes: Settings) -> None:
+    assert boxes.data_plane.tls is not None
+    assert boxes.security.api_keys_file is not None
+    assert not boxes.ray.dashboard
