@@ -34,6 +34,26 @@ def test_the_files_are_what_the_tables_say(dashboard: object) -> None:
     assert json.loads((FOLDER / f"{one.uid}.json").read_text()) == rendered(one)
 
 
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: one.uid)
+def test_panels_have_places_of_their_own_and_ask_the_chosen_source(dashboard: object) -> None:
+    (model,) = [rendered(one) for one in DASHBOARDS if one is dashboard]
+    variables = {one["name"] for one in model["templating"]["list"]}
+    cells: set[tuple[int, int]] = set()
+    for panel in model["panels"]:
+        place = panel["gridPos"]
+        taken = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
+        assert not taken & cells, panel["title"]
+        assert max(x for x, _ in taken) < 24, panel["title"]
+        cells |= taken
+        for one in (panel, *panel.get("targets", ())) if panel["type"] != "row" else ():
+            assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for query in panel.get("targets", ()):
+            assert set(re.findall(r"\$(\w+)", query["expr"])) - variables <= {"__rate_interval"}, panel["title"]
+    ids = [one["id"] for one in model["panels"]]
+    assert len(set(ids)) == len(ids)
+    assert {"datasource", "SessionName"} <= variables, "Ray's dashboard hands them over by these names"
+
+
 def test_no_other_dashboard_lies_about() -> None:
     assert {path.stem for path in FOLDER.glob("*.json")} == {one.uid for one in DASHBOARDS}
 
