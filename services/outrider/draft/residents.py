@@ -80,7 +80,8 @@ class Residents:
     def prepare(self, sequence: DraftSequence, length: int, *, keep: int) -> bool:
         """Make positions below `length` writable, behind at most `keep` tokens that stay written.
 
-        Frees idle sequences where needed. False: there is no room, and nothing was allocated.
+        Frees idle sequences where needed, then what was drafted ahead for others. False: there is no room, and
+        nothing was allocated.
         Declares committed KV alone as computed, so that drafted tokens never enter the prefix cache.
         """
         key = sequence.kv_key
@@ -89,7 +90,7 @@ class Residents:
         sequence.forget_written(keep)
         self.publish(sequence)
         while not self.kv.can_reserve(key, length):
-            if not self._reclaim(but=sequence):
+            if not (self._reclaim(but=sequence) or self._give_up_branches(but=sequence)):
                 return False
         self.kv.reserve(key, length)
         if sequence.features is not None and self._sink is not None:
@@ -153,10 +154,29 @@ class Residents:
         """Nothing of the sequence is in flight any more: free all branches."""
         if sequence.in_flight is None:
             return
-        for made in sequence.in_flight.branches.values():
+        self._free_branches(sequence.in_flight)
+        sequence.in_flight = None
+
+    def _give_up_branches(self, *, but: DraftSequence) -> bool:
+        """Free what was drafted ahead for the step that has run longest, if there is any: its table has been sent,
+        and what is lost are the forwards that its tokens would not need again. Never for `but`.
+        """
+        held = [
+            one.in_flight
+            for link in self.links.values()
+            for one in link.sequences.values()
+            if one is not but and one.in_flight is not None and one.in_flight.branches
+        ]
+        if not held:
+            return False
+        self._free_branches(min(held, key=lambda one: one.launched_at))
+        return True
+
+    def _free_branches(self, in_flight: InFlight) -> None:
+        for made in in_flight.branches.values():
             made.branch.wanted = False
             self.kv.close(made.branch.kv_key)
-        sequence.in_flight = None
+        in_flight.branches.clear()
 
     def _learn(self, in_flight: InFlight, row: VerdictRow) -> None:
         """Every position up to the target's own token tells how good the guess there was."""

@@ -230,3 +230,24 @@ def test_a_sequence_that_catches_up_for_its_table_does_not_free_itself() -> None
     bench.settle()
     assert peer.take(Evicted) == [Evicted(handle=1, reason=RefusalReason.NO_SPACE)]
     assert bench.kv.usage == 0.0
+
+
+@pytest.mark.parametrize("wanted", ["an opening", "a block"])
+def test_what_was_drafted_ahead_makes_room_for_what_a_target_waits_for(wanted: str) -> None:
+    """Branches take all the room there is. No sequence is refused or freed for their sake."""
+    bench = Bench(num_blocks=18)
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT)
+    peer.open(2, [8, *PROMPT])
+    launch(peer, 1, branch_budget=24)
+    bench.settle()
+    assert len(peer.take(OutcomeTable)) == 1
+    assert bench.kv.num_free_blocks == 0
+    if wanted == "an opening":
+        peer.open(3, [9, *PROMPT])
+    else:
+        peer.judge(peer.row(2, 3, k=8))
+        assert list(peer.blocks()[2].token_ids) == peer.oracle(2, 8)
+    peer.judge(peer.row(1, peer.oracle(1, 1)[0], k=4))
+    assert list(peer.blocks()[1].token_ids) == peer.oracle(1, 4)
+    assert not peer.received
