@@ -510,7 +510,7 @@ async def test_a_client_that_leaves_before_the_first_byte_frees_the_stream() -> 
 
     source = admitted()
     await anext(source)
-    await EventStream(written(), source=source, headers={}, stalled_timeout_s=30)({}, stays, gone)
+    await EventStream(written(), source=source, request_id="r", headers={}, stalled_timeout_s=30)({}, stays, gone)
     assert left == ["closed"]
 
 
@@ -580,9 +580,9 @@ async def chunks_of(data: bytes, count: int) -> AsyncIterator[bytes]:
         yield data
 
 
-async def test_a_client_that_reads_nothing_is_cut_off() -> None:
+async def test_a_client_that_reads_nothing_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
     async with served(options=DoorOptions(stalled_timeout_s=0.2)) as http:
-        body = json.dumps({"prompt": "hi", "stream": True, "max_tokens": 900}).encode()
+        body = json.dumps({"prompt": "hi", "stream": True, "max_tokens": 900, "request_id": "deaf"}).encode()
         head = (
             f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -599,3 +599,5 @@ async def test_a_client_that_reads_nothing_is_cut_off() -> None:
                     at += step
                     await asyncio.sleep(0.001)
         assert http.world.engine.session.aborted == [submit.stream_key]
+    (said,) = [vars(one) for one in caplog.records if "is cut off" in one.getMessage()]
+    assert said["request_id"] == "deaf"

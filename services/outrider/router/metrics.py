@@ -31,7 +31,7 @@ class RouterMetrics(Protocol):
         ...
 
     def request_finished(self, *, traffic_class: str, outcome: str, after_s: float) -> None:
-        """A started request ended. `outcome`: "completed", "abandoned" or the name of the error class."""
+        """A started request ended. `outcome`: "completed", "abandoned", "InternalError" or an error class's name."""
         ...
 
     def engine_connected(self, *, replica_id: str) -> None:

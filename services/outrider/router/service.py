@@ -47,6 +47,8 @@ _logger = logging.getLogger(__name__)
 AbortBroadcast = Callable[[str, Caller], Awaitable[bool]]
 """Asks the other routers' `abort_local`; True if one of them had the request."""
 
+_INTERNAL = "InternalError"
+"""Outcome of a request that met an error which nobody expected: a fault of ours."""
 _OFF_LOOP_TOKENS = 512
 """Resumed outputs of at least this many tokens are detokenized in a thread."""
 
@@ -149,6 +151,11 @@ class RouterService:
             running.outcome = "completed"
         except OutriderError as error:
             running.outcome = type(error).__name__
+            raise
+        except Exception as error:
+            running.outcome = _INTERNAL
+            # The door logs what nobody expected, and cannot know yet whose request it was.
+            error.add_note(f"request_id: {running.request_id}")
             raise
         finally:
             self._leave(running)

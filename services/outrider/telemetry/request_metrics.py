@@ -19,7 +19,7 @@ def time_per_output_token(*, total_s: float, first_token_s: float, num_tokens: i
     return (total_s - first_token_s) / (num_tokens - 1) if num_tokens >= 2 else None
 
 
-_SERVER_ERRORS = ("DeadlineExceeded", "EngineUnavailable", "Overloaded")
+_SERVER_ERRORS = ("DeadlineExceeded", "EngineUnavailable", "InternalError", "Overloaded")
 _OUTCOMES = ("completed", "abandoned", *_SERVER_ERRORS)
 
 
@@ -89,7 +89,7 @@ class RequestMetrics:
         self._observe(metrics.PREFILL_TIME, end.timings.prefill_s, traffic_class=label)
 
     def request_finished(self, *, traffic_class: str, outcome: str, after_s: float) -> None:
-        """A started request ended. `outcome`: "completed", "abandoned" or the name of the error class."""
+        """A started request ended. `outcome`: "completed", "abandoned", "InternalError" or an error class's name."""
         label = self._class(traffic_class)
         self._running -= 1
         self._add(metrics.REQUESTS_FINISHED, 1, traffic_class=label, outcome=outcome)

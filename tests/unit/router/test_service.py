@@ -42,6 +42,7 @@ from outrider.core.sequence import Finish, FinishReason
 from outrider.decoding.keys import derive_key
 from outrider.router.codec import OFF_LOOP_CHARS
 from outrider.router.limits import AdmissionLimits
+from outrider.router.run import RequestRun
 from outrider.router.service import RouterService, ServiceSettings
 
 pytestmark = pytest.mark.timeout(30)
@@ -644,6 +645,26 @@ async def test_every_request_is_counted_once_with_its_outcome() -> None:
     assert [one["count"] for one in metrics.of("tokens_streamed")] == [2, 1]
     assert metrics.of("engine_connected") == [{"replica_id": "e0"}]
     assert metrics.of("engine_lost") == [{"replica_id": "e0", "failed_sequences": 0}]
+
+
+async def test_a_fault_of_ours_is_counted_as_one_and_says_whose_request_it_met(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(run: RequestRun, event: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(RequestRun, "client_events", broken)
+    metrics = CountingMetrics()
+    with caplog.at_level("INFO", "outrider.router.service"):
+        async with World(metrics=metrics) as world:
+            client = world.open(request_id="mine")
+            world.engine.text(await world.engine.submits.get(), "a")
+            with pytest.raises(ZeroDivisionError) as caught:
+                await client.done()
+    assert caught.value.__notes__ == ["request_id: mine"]
+    assert [one["outcome"] for one in metrics.of("request_finished")] == ["InternalError"]
+    (ended,) = [vars(one) for one in caplog.records if one.getMessage() == "request ended"]
+    assert (ended["request_id"], ended["outcome"]) == ("mine", "InternalError")
 
 
 def test_service_settings_that_cannot_work_are_refused() -> None:

@@ -113,6 +113,7 @@ class TestRequestMetrics:
         assert {one["outcome"] for one in sink.label_sets(metrics.REQUESTS_FINISHED)} >= {
             "completed",
             "EngineUnavailable",
+            "InternalError",
         }
         assert sink.label_sets(metrics.SEQUENCES_LOST) == [MODEL]
 

@@ -149,6 +149,7 @@ class OpenAIDoor:
             return EventStream(
                 _chunks(call, answer, events),
                 source=events,
+                request_id=accepted.request_id,
                 headers=_id_header(accepted.request_id),
                 stalled_timeout_s=self._options.stalled_timeout_s,
             )

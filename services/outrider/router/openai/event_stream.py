@@ -38,14 +38,19 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         *,
         source: AsyncGenerator[Any, None],
+        request_id: str,
         headers: dict[str, str],
         stalled_timeout_s: float,
     ) -> None:
-        """`source`: what `events` reads. Closed here as well: a generator that has not begun closes nothing."""
+        """`source`: what `events` reads. Closed here as well: a generator that has not begun closes nothing.
+
+        `request_id`: for the log.
+        """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
         self._source = source
+        self._request_id = request_id
         self._stalled_timeout_s = stalled_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,6 +77,10 @@ class EventStream(Response):
                         await send({"type": "http.response.body", "body": event, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
-            _logger.warning("a client has read nothing for %g s and is cut off", self._stalled_timeout_s)
+            _logger.warning(
+                "a client has read nothing for %g s and is cut off",
+                self._stalled_timeout_s,
+                extra={"request_id": self._request_id},
+            )
         except OSError:  # the HTTP server's word for a client that has left
             return
