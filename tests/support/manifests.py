@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-__all__ = ["OVERLAYS", "closed", "documents", "of_kind", "rendered"]
+__all__ = ["OVERLAYS", "closed", "defaulted", "documents", "of_kind", "rendered"]
 
 ROOT = Path(__file__).parents[2]
 OVERLAYS = ("h100", "cpu")
@@ -49,6 +49,21 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     made = copy.deepcopy(schema)
     _close(made)
     return made
+
+
+def defaulted(value: Any, schema: dict[str, Any]) -> Any:
+    """A copy of a value with what an API server fills in from a schema before it validates."""
+    if isinstance(value, list):
+        return [defaulted(one, schema.get("items", {})) for one in value]
+    if not isinstance(value, dict):
+        return value
+    fields = schema.get("properties", {})
+    others = schema.get("additionalProperties")
+    missing = {key: one["default"] for key, one in fields.items() if "default" in one and key not in value}
+    return {
+        key: defaulted(one, fields.get(key, others if isinstance(others, dict) else {}))
+        for key, one in {**copy.deepcopy(missing), **value}.items()
+    }
 
 
 def _close(node: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 from ray.serve.schema import ServeDeploySchema
-from tests.support.manifests import OVERLAYS, ROOT, closed, of_kind, rendered
+from tests.support.manifests import OVERLAYS, ROOT, closed, defaulted, of_kind, rendered
 
 from outrider import __version__
 from outrider_cluster.placement import rank_bundles, replica_bounds
@@ -79,6 +79,9 @@ def test_the_rayservice_fits_its_schema(rayservice: dict[str, Any]) -> None:
     schema = closed(json.loads(RAYSERVICE_SCHEMA.read_text())["schema"])
     # The CRD leaves metadata to Kubernetes.
     schema["properties"]["metadata"] = {"type": "object"}
+    rayservice = defaulted(rayservice, schema)
+    (head,) = rayservice["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert {one["protocol"] for one in head["ports"]} == {"TCP"}, "as an API server would fill it in"
     checker = jsonschema.Draft202012Validator(schema)
     assert [f"{error.json_path}: {error.message}" for error in checker.iter_errors(rayservice)] == []
     # The check can fail: a misspelt key two levels down.
@@ -251,6 +254,9 @@ def test_no_pod_runs_as_root_or_may_become_more(objects: list[dict[str, Any]]) -
             assert one["securityContext"]["allowPrivilegeEscalation"] is False
             assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert one["resources"]["limits"]["memory"]
+    (service,) = of_kind(objects, "RayService")
+    beside_the_head = service["spec"]["rayClusterConfig"]["autoscalerOptions"]["securityContext"]
+    assert beside_the_head == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def test_the_head_runs_no_replica_and_its_state_outlives_it(rayservice: dict[str, Any]) -> None:
