@@ -214,9 +214,11 @@ class AheadDrafter:
     def _fan_out(self, flights: Sequence[_Flight], chosen: Sequence[tuple[_Flight, Outcome]]) -> int:
         """How many of the outcomes to draft for."""
         now, places = self._clock.now(), {id(one): place for place, one in enumerate(flights)}
+        tables = [TableTime(one.in_flight.num_draft_tokens, one.useful_s(now)) for one in flights]
+        most = self._timer.most_to_try if any(math.isfinite(one.left_s) for one in tables) else None
         return best_fan_out(
-            [Candidate(places[id(flight)], outcome.probability) for flight, outcome in chosen],
-            [TableTime(one.in_flight.num_draft_tokens, one.useful_s(now)) for one in flights],
+            [Candidate(places[id(flight)], outcome.probability) for flight, outcome in chosen[:most]],
+            tables,
             step_s=lambda count: self._timer.expected_ms(count) / 1e3,
             acceptance=self._residents.model.first_rate,
         )

@@ -44,8 +44,8 @@ class TableTime:
         """
         if not math.isfinite(self.left_s) or step_s <= 0.0:
             return self.num_draft_tokens
-        whole = min(self.num_draft_tokens, int(self.left_s / step_s + _TOLERANCE))
-        return whole if whole >= 1 else max(self.left_s, _SOME_S) / step_s
+        whole = int(min(self.num_draft_tokens, self.left_s / step_s + _TOLERANCE))
+        return whole if whole >= 1 else min(1.0, max(self.left_s, _SOME_S) / step_s)
 
 
 def best_fan_out(

@@ -225,8 +225,9 @@ class DraftSequence:
 
     def continues(self, branch: Branch, base_len: int) -> bool:
         """Whether a branch that was forked at `base_len` agrees with the text from there on."""
+        # All but the last token of the text was written with it; where less is left, it was of another text.
         written = branch.written[base_len : len(self.text)]
-        return written == self.text[base_len : base_len + len(written)]
+        return base_len + len(written) >= len(self.text) - 1 and written == self.text[base_len:][: len(written)]
 
     def branch(self, num_draft_tokens: int) -> Branch:
         """The branch behind the whole text: the one that was begun already, or a new one."""

@@ -1,13 +1,16 @@
 """Drafting ahead: tables under time pressure, and steps in flight that turn out to be of another text."""
 
+import itertools
 from itertools import count
 
 import pytest
 from tests.unit.draft.bench import Bench, Peer, TimedEngine
+from torch import Tensor
 
 from outrider.core.link import Capability, Evicted, Launch, LaunchRow, OutcomeTable, RefusalReason
 from outrider.core.policy import RoundPlan
 from outrider.core.speculation import ProposalSource, SpeculationMode, SpeculationReason, VerificationRule
+from outrider.engine.base import ForwardBatch
 
 PROMPT = [5, 7, 11, 2, 9, 30, 41]
 CACHED = frozenset({Capability.SEQUENTIAL, Capability.CACHED, Capability.SPARSE_LAWS})
@@ -251,3 +254,53 @@ def test_what_was_drafted_ahead_makes_room_for_what_a_target_waits_for(wanted: s
     peer.judge(peer.row(1, peer.oracle(1, 1)[0], k=4))
     assert list(peer.blocks()[1].token_ids) == peer.oracle(1, 4)
     assert not peer.received
+
+
+def test_a_draft_that_has_just_started_finds_out_in_small_steps_what_branches_cost() -> None:
+    """Each row of a step costs 10 ms: a first table of 24 branches would keep the draft for half a second."""
+    bench = Bench(num_ranked=24)
+    forward = bench.engine.forward
+
+    def slow(batch: ForwardBatch) -> Tensor:
+        bench.clock.time += 0.01 * batch.num_rows
+        return forward(batch)
+
+    bench.engine.forward = slow  # type: ignore[method-assign]
+    bench.drafter.warm_up()
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT)
+    sizes = []
+    for _ in range(6):
+        launch(peer, 1, branch_budget=24, budget_us=150_000)
+        bench.engine.batches.clear()
+        bench.settle()
+        sizes.append(max(len(batch) for batch in bench.engine.batches))
+    assert sizes[0] == 3
+    assert max(later / earlier for earlier, later in itertools.pairwise(sizes)) < 3
+    assert max(sizes) <= 15, "the next power of two takes longer than the step"
+    assert max(sizes) > 3
+
+
+def test_a_verdict_on_other_tokens_than_were_launched_adopts_no_block() -> None:
+    """A target that is wrong about itself still gets blocks of the text that it says it has."""
+    bench = Bench()
+    peer = bench.peer(capabilities=CACHED)
+    peer.open(1, PROMPT)
+    ahead = RoundPlan(mode=SpeculationMode.CACHED, num_draft_tokens=4, reason=SpeculationReason.ON, branch_budget=24)
+    in_flight = (11, 10)
+    row = LaunchRow(
+        handle=1,
+        base_len=len(PROMPT),
+        block_id=0,
+        num_used=len(in_flight),
+        source=ProposalSource.NGRAM,
+        token_ids=in_flight,
+        ahead=ahead,
+    )
+    peer.say(Launch(step=1, rows=(row,), budget_us=0))
+    bench.settle()
+    (table,) = peer.take(OutcomeTable)
+    outcome = next(one for one in table.entries() if one.num_accepted == 1)
+    peer.judge(peer.row(1, outcome.next_token_id, k=4, accepted=[35]))
+    block = peer.blocks()[1].token_ids
+    assert list(block) == peer.oracle(1, 4) != list(outcome.proposal.token_ids)

@@ -51,3 +51,8 @@ def test_nothing_to_choose_from() -> None:
 @pytest.mark.parametrize(("left_s", "tokens"), [(7.8e-3, 7), (2.6e-3, 2), (0.5e-3, 0.5), (-1.0, 0.1), (math.inf, 7)])
 def test_tokens_in_time(left_s: float, tokens: float) -> None:
     assert TableTime(7, left_s).tokens_in_time(1e-3) == pytest.approx(tokens)
+
+
+@pytest.mark.parametrize(("left_s", "step_s", "tokens"), [(1e12, 1e-300, 7), (-1.0, 1e-6, 1.0)])
+def test_tokens_in_the_time_of_a_step_that_takes_next_to_none(left_s: float, step_s: float, tokens: float) -> None:
+    assert TableTime(7, left_s).tokens_in_time(step_s) == tokens
