@@ -50,7 +50,7 @@ class OutcomeBook:
 
     def add(self, table: OutcomeTable) -> bool:
         """Keep a matching table; False when there are more than a draft has to send, and it is dropped."""
-        size = len(table) + len(table.token_ids)
+        size = 1 + len(table) + len(table.token_ids)  # one that is empty takes its place, too
         if self._size + size > MAX_BOOK_SIZE:
             return False
         self._tables.append(table)

@@ -109,8 +109,15 @@ def test_no_more_is_kept_of_a_step_than_a_draft_has_to_send() -> None:
     while book.add(full):
         pass
     kept = len(book._tables)
-    assert kept * (64 + 64 * 16) <= MAX_BOOK_SIZE < (kept + 1) * (64 + 64 * 16)
+    assert kept * (1 + 64 + 64 * 16) <= MAX_BOOK_SIZE < (kept + 1) * (1 + 64 + 64 * 16)
     assert not book.add(full)
     assert not book.add(replace(full, token_ids=(1,) * MAX_BOOK_SIZE))
     book.launch(LaunchRow(handle=1, base_len=BASE, block_id=0, num_used=0, source=None, ahead=AHEAD))
     assert book.add(full), "of the next step"
+
+
+def test_empty_tables_are_not_kept_without_end() -> None:
+    book = Book()
+    for _ in range(MAX_BOOK_SIZE):
+        assert book.add(table())
+    assert not book.add(table())
