@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -94,3 +96,20 @@ def _children() -> list[str]:
     import psutil
 
     return [" ".join(one.cmdline()) for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+
+
+SCRIPT = f"""
+import outrider
+with outrider.LLM({MODEL!r}, speculative_config={{"model": "self", "num_speculative_tokens": 3}}) as llm:
+    print(len(llm.generate("The capital of France is")))
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_script_shows_its_own_words_alone() -> None:
+    # Without what the tests set: bars of transformers, and gRPC's word of a server that closes, are no user's.
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=200, check=True, env=environment
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")

@@ -1,14 +1,12 @@
 """`outrider distill` from end to end: sample, train, evaluate; a stage that is done is not done again."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from outrider.core.errors import ConfigError
 from outrider.distill.card import write_card
@@ -28,6 +26,7 @@ from outrider.engine.loading import load_config
 from outrider.engine.models.catalogue import is_packaged, packaged_model, shipped_draft
 from outrider.engine.models.prepare import Progress
 from outrider.engine.models.resolve import resolve
+from outrider.engine.progress_bars import no_bars_of_others
 from outrider.engine.tokenizer import Tokenizer
 
 __all__ = ["DistillReport", "Stage", "StageListener", "distill"]
@@ -53,7 +52,7 @@ def distill(settings: DistillSettings, listen: StageListener, progress: Progress
 
     Raises `ConfigError` or `CompatibilityError` naming what does not work.
     """
-    with _no_bars_of_others():
+    with no_bars_of_others():
         return _distill(settings, listen, progress)
 
 
@@ -145,18 +144,6 @@ def _load(folder: Path, settings: DistillSettings) -> Any:
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.dtype]
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
     return model.to(settings.device).eval()
-
-
-@contextmanager
-def _no_bars_of_others() -> Iterator[None]:
-    """Loading and saving draw progress bars of their own, which would cut through ours."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def _words(now: TrainingProgress) -> str:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outrider.core.errors import CompatibilityError, ConfigError
 from outrider.engine.attention import IMPLEMENTATION, register_attention
+from outrider.engine.progress_bars import no_bars_of_others
 
 __all__ = ["SUPPORTED_MODEL_TYPES", "check_supported", "load_causal_lm", "load_config"]
 
@@ -42,9 +43,10 @@ def load_causal_lm(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     config = load_config(folder)
     register_attention()
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            str(folder), config=config, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
-        )
+        with no_bars_of_others():
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                str(folder), config=config, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
+            )
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: cannot load the weights in {folder}: {error}") from error
     model.eval()

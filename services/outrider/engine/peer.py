@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from outrider.core.errors import ConfigError
+from outrider.engine.progress_bars import no_bars_of_others
 
 __all__ = ["PeerAnswer", "TransformersPeer"]
 
@@ -108,7 +109,8 @@ class TransformersPeer:
 
 def _loaded(folder: Path, dtype: torch.dtype) -> Any:
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+        with no_bars_of_others():
+            model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: transformers cannot load {folder}: {error}") from error
     model.eval()

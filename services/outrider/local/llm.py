@@ -65,6 +65,8 @@ class LLM:
         # Read when torch is loaded, unless the caller has done so: spinning threads slow one another down.
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # The same for gRPC, which tells on stderr that the draft's server has closed.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         settings = _settings(
             model,
             speculation,

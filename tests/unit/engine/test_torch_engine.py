@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.unit.engine.tiny_models import CONFIGS, plain_logits, random_tokens, save_random_model
 from torch import Tensor
+from transformers.utils.logging import is_progress_bar_enabled
 
 from outrider.core.errors import EngineUnavailable
 from outrider.engine.base import EngineLimits, ForwardBatch, ForwardSlice, ModelEngine
@@ -45,6 +46,14 @@ def run(engine: ModelEngine, *slices: ForwardSlice) -> Tensor:
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_loading_draws_no_bar_and_leaves_those_of_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    save_random_model(tmp_path, CONFIGS["llama"])
+    capfd.readouterr()
+    load_causal_lm(tmp_path, torch.float32)
+    assert capfd.readouterr().err == ""
+    assert is_progress_bar_enabled()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
