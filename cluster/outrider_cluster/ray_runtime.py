@@ -5,6 +5,7 @@ of its variables when it is imported.
 """
 
 import contextlib
+import logging
 import math
 import socket
 from collections.abc import Iterator
@@ -86,9 +87,11 @@ def _cluster(settings: Settings, signals: StopSignals | None) -> Iterator[None]:
 
 
 def _init(settings: Settings) -> None:
+    # A command says itself what it is doing; of Ray's own words, warnings are for its user. This process only.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     options = settings.ray
     if options.address is not None:
-        ray.init(address=options.address, log_to_driver=False)
+        ray.init(address=options.address, log_to_driver=False, logging_level=logging.WARNING)
         return
     ray.init(
         address="local",
@@ -98,6 +101,7 @@ def _init(settings: Settings) -> None:
         dashboard_host=_LOOPBACK,
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
+        logging_level=logging.WARNING,
         _metrics_export_port=options.metrics_port or None,
     )
 

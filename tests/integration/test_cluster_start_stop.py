@@ -62,6 +62,9 @@ async def test_a_draft_that_never_comes_holds_nobody_up(tmp_path: Path) -> None:
             outcome = (await client.generate(request, timeout_s=30)).choices[0].end
     assert outcome.usage.completion_tokens == 20
     assert outcome.speculation.reason is SpeculationReason.DRAFT_UNAVAILABLE
+    log = (tmp_path / "serve.log").read_text()
+    assert "starting Ray" in log
+    assert "INFO" not in log  # Ray's chatter
 
 
 def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path) -> None:
