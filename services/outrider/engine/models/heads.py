@@ -3,10 +3,15 @@
 import json
 from pathlib import Path
 
-__all__ = ["is_head", "shipped_head"]
+__all__ = ["is_head", "shipped_head", "shipped_heads"]
 
 _SHIPPED = Path(__file__).parent / "shipped"
 _HEADS = ("smollm2-eagle3",)
+
+
+def shipped_heads() -> tuple[str, ...]:
+    """Short names of the heads that ship with this package."""
+    return _HEADS
 
 
 def shipped_head(name: str) -> Path | None:
