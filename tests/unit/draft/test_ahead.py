@@ -5,7 +5,6 @@ from itertools import count
 
 import pytest
 from tests.unit.draft.bench import Bench, Peer, TimedEngine
-from torch import Tensor
 
 from outrider.core.link import Capability, Evicted, Launch, LaunchRow, OutcomeTable, RefusalReason
 from outrider.core.policy import RoundPlan
@@ -261,7 +260,7 @@ def test_a_draft_that_has_just_started_finds_out_in_small_steps_what_branches_co
     bench = Bench(num_ranked=24)
     forward = bench.engine.forward
 
-    def slow(batch: ForwardBatch) -> Tensor:
+    def slow(batch: ForwardBatch):  # type: ignore[no-untyped-def]
         bench.clock.time += 0.01 * batch.num_rows
         return forward(batch)
 
