@@ -48,7 +48,8 @@ class KeyFile:
         """The keys of the file as it is now. Raises `ConfigError`; what the file holds is not in the message."""
         self._stamp = self._look()
         try:
-            source = YamlSource(self._path.read_text(encoding="utf-8"), self._path.name)
+            text = self._path.read_text(encoding="utf-8")
+            source = YamlSource(text, self._path.name, shape="`keys:` with the entries below it")
             content = _Content.model_validate(source.value)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"security.api_keys_file: cannot be read: {type(error).__name__}") from error

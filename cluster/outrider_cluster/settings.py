@@ -232,6 +232,8 @@ def prepare_environment(settings: Settings) -> None:
         # Ray runs its workers at nice 15 otherwise, behind every other process of the machine.
         "RAY_worker_niceness": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # A thread of Serve's that calls after the end would start another cluster.
+        "RAY_ENABLE_AUTO_CONNECT": "0",
         # Serve's proxy would take messages of 2 GiB from anybody.
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),
         "RAY_AUTH_MODE": "token",

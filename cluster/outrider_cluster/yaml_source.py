@@ -19,8 +19,8 @@ def field_problem(location: Sequence[int | str], problem: str) -> str:
 class YamlSource:
     """A parsed YAML document that can tell on which line a field stands."""
 
-    def __init__(self, text: str, origin: str) -> None:
-        """Parse. Raises `ConfigError` for bad syntax, a repeated key, or no mapping at the top."""
+    def __init__(self, text: str, origin: str, *, shape: str = "a mapping of sections") -> None:
+        """Parse. Raises `ConfigError` for bad syntax, a repeated key, or no mapping at the top, `shape` in words."""
         self._origin = origin
         try:
             self._root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -36,7 +36,7 @@ class YamlSource:
         except ValueError as error:  # what looks like a date, and is none
             raise ConfigError(f"{origin}: {error}") from error
         if not isinstance(self.value, dict):
-            raise ConfigError(f"{origin}:1: the file has to be a mapping of sections")
+            raise ConfigError(f"{origin}:1: the file has to be {shape}")
 
     def describe(self, location: Sequence[int | str], problem: str) -> str:
         """One line: file, line, dotted field, problem. The line is that of the nearest key in the file."""

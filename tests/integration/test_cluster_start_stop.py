@@ -65,6 +65,7 @@ async def test_a_draft_that_never_comes_holds_nobody_up(tmp_path: Path) -> None:
     log = (tmp_path / "serve.log").read_text()
     assert "starting Ray" in log
     assert "INFO" not in log  # Ray's chatter
+    assert "Traceback" not in log  # a thread of Serve that called after the end
 
 
 def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path) -> None:

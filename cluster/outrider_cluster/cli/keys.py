@@ -29,7 +29,8 @@ def new(
 ) -> None:
     """Print a new key and its entry for security.api_keys_file. The key itself is stored nowhere.
 
-    The entry goes to standard output (append it to the file), the key to standard error.
+    The entry goes to standard output, the key to standard error. The file has `keys:` as its first line;
+    append the entry to it.
     """
     with errors_as_exit_codes():
         if len(owner) > MAX_ID_CHARS:

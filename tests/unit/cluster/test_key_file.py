@@ -15,6 +15,13 @@ from outrider.router.limits import KeyLimits
 from outrider_cluster.cli.keys import keys as keys_command
 from outrider_cluster.key_file import KeyFile, KeyFollower
 from outrider_cluster.sections import SecuritySettings
+from outrider_cluster.service import running_service
+from outrider_cluster.settings import parse_settings
+
+MINIMAL = """engine: scripted
+model: {name: scripted, dtype: float32, max_model_len: 64}
+target: {kv: {block_size: 16, num_blocks: 32}}
+"""
 
 
 def content(*keys: str) -> str:
@@ -40,6 +47,7 @@ def test_keys_and_limits_are_read(tmp_path: Path) -> None:
         ("keys:\n- id: a\n  sha256: " + "0" * 64 + "\n  limit: 3\n", "keys.yaml:4: keys.0.limit"),
         ("keys:\n- id: a\n  sha256: " + "0" * 64 + "\n  requests_per_minute: 0\n", "requests_per_minute"),
         ("other: 1\n", "keys"),
+        ("- id: a\n  sha256: " + "0" * 64 + "\n", "keys.yaml:1: the file has to be `keys:` with the entries below it"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_by_line_and_field(tmp_path: Path, text: str, problem: str) -> None:
@@ -50,6 +58,14 @@ def test_a_file_that_is_wrong_is_refused_by_line_and_field(tmp_path: Path, text:
     assert problem in str(caught.value)
     assert "or-1" not in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_used_is_refused_before_a_cluster_starts(tmp_path: Path) -> None:
+    told: list[str] = []
+    settings = parse_settings(f"{MINIMAL}security: {{api_keys_file: {tmp_path / 'none'}}}\n", origin="f.yaml")
+    with pytest.raises(ConfigError, match="api_keys_file: cannot be read"), running_service(settings, told.append):
+        pytest.fail("it serves")
+    assert told == []
 
 
 def test_a_file_that_is_missing_names_its_setting(tmp_path: Path) -> None:

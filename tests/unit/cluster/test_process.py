@@ -135,3 +135,19 @@ def test_a_hangup_while_the_engine_loads_waits_until_it_serves() -> None:
     assert (out, process.returncode) == ("ready grpc=127.0.0.1:1\n", 0), err
     assert "updated" in err
     assert "stopped by SIGTERM" in err
+
+
+LATE_CALL = """
+from outrider_cluster.settings import default_settings, prepare_environment
+prepare_environment(default_settings())
+import ray
+try:
+    ray.put(1)
+except Exception as error:
+    print(type(error).__name__, ray.is_initialized())
+"""
+
+
+def test_a_call_without_a_cluster_starts_none() -> None:
+    out, err = start(LATE_CALL).communicate()
+    assert out.endswith(" False\n"), (out, err)
