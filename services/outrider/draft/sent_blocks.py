@@ -8,6 +8,9 @@ from outrider.core.proposal import Proposal, SparseLaw
 
 __all__ = ["SentBlocks"]
 
+_MAX_TABLES = 256
+"""Of one text, a table being sent again for every token that it grows by: more than a target in its senses asks for."""
+
 
 @dataclass(slots=True)
 class _SentTable:
@@ -35,6 +38,7 @@ class SentBlocks:
     def add_table(self, table: OutcomeTable, late_laws: Sequence[Sequence[SparseLaw]] = ()) -> None:
         """A table was sent, or sent again with longer blocks. `late_laws`: by row, the laws that did not go along."""
         self._tables.append(_SentTable(table, late_laws))
+        del self._tables[:-_MAX_TABLES]
 
     def find(self, block_id: int) -> Proposal | None:
         """The block of this id, as it was sent last."""

@@ -88,3 +88,13 @@ def test_laws_of_a_block_that_has_grown_are_those_of_all_its_tokens() -> None:
     sent.add_table(table(block(2, TEXT_LEN + 1, 6, 7)), [laws])
     sent.text_is(TEXT_LEN + 1)
     assert sent.take_laws(2) == (law(6), law(7))
+
+
+def test_a_target_that_launches_one_text_for_ever_is_not_kept_for_ever() -> None:
+    sent = SentBlocks(TEXT_LEN)
+    for block_id in range(1, 1001):
+        sent.add_table(table(block(block_id, TEXT_LEN + 1, 7)))
+    assert len(sent._tables) == 256
+    sent.text_is(TEXT_LEN + 1)
+    assert sent.find(1) is None
+    assert sent.find(1000) == block(1000, TEXT_LEN + 1, 7)
