@@ -18,11 +18,15 @@ __all__ = ["DenseLinear", "LinearFactory", "PackedLinear", "can_pack"]
 # one row as a hint of 1, which is twice as slow for six.
 _ROWS_HINT = 16
 
-# oneDNN keeps what it has prepared for a product, by weight shape and number of rows: 1024 entries, two a product.
-# Under a load whose batches are ever of other sizes a process of 2 GiB goes on growing for an hour, by hundreds of
-# MiB. This many are five shapes at 25 numbers of rows. A step of tens of rows that finds none of its own takes 2 to
-# 5 % longer.
-_PREPARED_ENTRIES = 256
+# What oneDNN has prepared for a product, by weight shape and number of rows, it keeps, and PyTorch's layer above it
+# keeps it once more: 1024 entries each, a third of a MiB apiece. Under a load whose batches are ever of other sizes a
+# process of 2 GiB goes on growing for an hour, by hundreds of MiB. This many are five shapes at 25 numbers of rows. A
+# step of tens of rows that finds none of its own takes 2 to 5 % longer.
+_PREPARED_PRODUCTS = 128
+_CAPACITIES = {
+    "LRU_CACHE_CAPACITY": _PREPARED_PRODUCTS,
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 2 * _PREPARED_PRODUCTS,  # a product has two entries
+}
 
 LinearFactory = Callable[[Tensor, Tensor | None], nn.Module]
 """Makes a layer from weight [out, in] and bias [out]. May keep the tensors or copy them."""
@@ -50,8 +54,9 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        # Read at the first use of oneDNN in a process; there is no other way to say it from here.
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_PREPARED_ENTRIES))
+        # Read at the first use in a process; there is no other way to say it from here.
+        for name, capacity in _CAPACITIES.items():
+            os.environ.setdefault(name, str(capacity))
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
         self.bias = None if bias is None else bias.detach().clone()
 
