@@ -114,8 +114,8 @@ def test_a_partitioned_draft_is_missed_by_nobody_and_comes_back(
         check(alone, plain)
         assert all(one.speculative_rounds == 0 for one in alone)
         until(lambda: cluster.drafting_engines() == 0)
-    # A step of the same machine under the same load is the measure, not a time: before, and just afterwards.
-    assert longest_gap_s(interrupted) <= 3 * max(longest_gap_s(plain), longest_gap_s(alone))
+    # A step of the same machine under the same load is the measure, not a time.
+    assert longest_gap_s(interrupted) <= 3 * longest_gap_s(plain)
     record_gaps(record_testsuite_property, "plain", plain)
     record_gaps(record_testsuite_property, "draft_cut_off", interrupted)
     record_gaps(record_testsuite_property, "without_draft", alone)
